@@ -1,0 +1,182 @@
+"""What the ledger holds and what `claim` answers."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import StrEnum
+
+from contracts.base import Json, Model, UtcTime
+from contracts.dead_letters import DecisionRecord, Delivery
+from contracts.dispatch import NodeEnd, Redriven
+from contracts.failures import AttemptRecord, Category, Outcome, SideEffect
+from contracts.identity import OperationId
+from contracts.runs import Source
+
+__all__ = [
+    "Busy",
+    "ClaimAnswer",
+    "ClaimRequest",
+    "Granted",
+    "Mismatch",
+    "NodeView",
+    "OperationState",
+    "OperationView",
+    "Settled",
+    "Settlement",
+    "Spent",
+    "Stale",
+    "Unsettled",
+]
+
+
+class ClaimRequest(Model):
+    """Asks for the right to send.
+
+    Attributes:
+        fingerprint: The tool's, as the dispatch has it; the operation keeps the one it was first claimed with.
+        scheduled_at: The delivery's ``current_attempt_scheduled_time``, by Temporal's clock.
+        node_started_at: When the node's workflow first started, by Temporal's clock.
+        owner: Who asks; unique for each delivery in each process.
+        worker: Who asks, for people.
+        redrives: How often the node had been redriven when this dispatch was made.
+        budgets: How many attempts each category has, since the last accepted redrive.
+        risk: What a lost attempt may have done: POSSIBLE, or NONE for a tool that only reads.
+        despite_epoch: The asker has seen that attempts up to this epoch are unsettled, and may repeat them.
+    """
+
+    operation: OperationId
+    redrives: int
+    tool: str
+    fingerprint: str
+    input: Json
+    input_hash: str
+    scheduled_at: UtcTime
+    node_started_at: UtcTime
+    delivery: Delivery
+    owner: str
+    worker: str
+    budgets: Mapping[Category, int]
+    risk: SideEffect
+    despite_epoch: int | None = None
+
+
+class Granted(Model):
+    """Send. ``epoch`` fences whatever is committed; ``fingerprint`` is the operation's."""
+
+    epoch: int
+    attempt: int
+    fingerprint: str
+    failures: Mapping[Category, int]
+    last_category: Category | None
+    first_sent_at: UtcTime
+
+
+class Settled(Model):
+    """The node has ended, or the operation has succeeded: this is how."""
+
+    end: NodeEnd
+    output: Json
+    source: Source | None
+    operation_id: str
+    attempt_count: int
+
+
+class Unsettled(Model):
+    """An earlier attempt may have had its effect, up to ``epoch``."""
+
+    epoch: int
+    attempts: list[AttemptRecord]
+    side_effect: SideEffect
+    first_sent_at: UtcTime
+    resendable: bool
+    """False where the effect is confirmed and its result unusable: never repeated by itself."""
+    ledger_lost: bool = False
+
+
+class Busy(Model):
+    """Another owner's lease still runs, or the tool asked not to be called yet."""
+
+    remaining: timedelta
+
+
+class Stale(Model):
+    """This delivery is not the node's current one; ``current`` is where the node stands."""
+
+    current: Redriven | None
+    attempt_count: int = 0
+
+
+class Mismatch(Model):
+    """The same operation id with another input."""
+
+
+class Spent(Model):
+    """The category's budget is spent: the earlier failure stands."""
+
+    outcome: Outcome
+    attempt: int
+
+
+ClaimAnswer = Granted | Settled | Unsettled | Busy | Stale | Mismatch | Spent
+
+
+class Settlement(StrEnum):
+    """What has settled an attempt's side effect."""
+
+    SUCCESS = "SUCCESS"
+    ABSENT = "ABSENT"
+    COMMITTED = "COMMITTED"
+    DECISION = "DECISION"
+
+
+class NodeView(Model):
+    """What the ledger knows of a node: the newest attempts last."""
+
+    logical_attempt: int
+    fingerprint: str
+    redrives: int
+    cancelled: bool
+    end: NodeEnd | None
+    decisions: list[DecisionRecord]
+    attempts: list[AttemptRecord]
+    operation_id: str
+    epoch: int
+    side_effect: SideEffect
+    """The current operation's: the worst over its attempts that nothing has settled since."""
+    in_flight: bool
+    """Whether somebody's lease on the current operation still runs."""
+    unknown_failures: int
+    """Attempts of unknown effect since the last accepted redrive; each has been, or is to be, reconciled."""
+    delivery: Delivery | None
+    first_sent_at: UtcTime | None
+    last_sent_at: UtcTime | None
+    """The start of the current operation's newest unsettled attempt: its horizon counts from here."""
+
+
+class OperationState(StrEnum):
+    """Where an operation stands."""
+
+    IN_FLIGHT = "IN_FLIGHT"
+    UNSETTLED = "UNSETTLED"
+    """Nobody is at work on it, and its effect is possible or confirmed without a result."""
+    FAILED = "FAILED"
+    SUCCEEDED = "SUCCEEDED"
+
+
+class OperationView(Model):
+    """What ``redrive ledger show`` prints."""
+
+    operation_id: str
+    idempotency_key: str
+    run_id: str
+    node_id: str
+    logical_attempt: int
+    tool: str
+    fingerprint: str
+    state: OperationState
+    side_effect: SideEffect
+    epoch: int
+    attempts: list[AttemptRecord]
+    node_end: NodeEnd | None
+    node_cancelled: bool
+    redrives: int
+    decisions: list[DecisionRecord]

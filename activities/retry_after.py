@@ -1,0 +1,51 @@
+"""When a tool asks to be called again: ``Retry-After`` (RFC 9110 section 10.2.3) and the ``RateLimit`` drafts."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+__all__ = ["retry_after"]
+
+_SECONDS: Final = re.compile(r"[0-9]{1,10}")
+_RATE_LIMIT: Final = re.compile(r"(?:^|[;,\s])(?:t|reset)=([0-9]{1,10})(?:$|[;,\s])")
+_LONGEST_RESET: Final = timedelta(days=30)
+"""A ``RateLimit-Reset`` beyond this is a moment (seconds since 1970, as some send it), not a wait."""
+
+
+def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
+    """How long the tool asks to be left alone, or None where it does not say so readably.
+
+    Args:
+        headers: The answer's, names in lower case.
+        now: The present, aware.
+    """
+    if "retry-after" in headers:
+        return _retry_after(headers["retry-after"].strip(), now)
+    if "ratelimit-reset" in headers and _SECONDS.fullmatch(reset := headers["ratelimit-reset"].strip()):
+        return _as_delta(reset)
+    if match := _RATE_LIMIT.search(headers.get("ratelimit", "")):
+        return _as_delta(match[1])
+    return None
+
+
+def _retry_after(text: str, now: datetime) -> timedelta | None:
+    # Not str.isdigit: it takes Arabic-Indic digits and superscripts for digits too.
+    if _SECONDS.fullmatch(text):
+        return timedelta(seconds=int(text))
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        # asctime's form has no zone; HTTP's dates are all UTC.
+        moment = moment.replace(tzinfo=UTC)
+    elif not text.endswith("GMT"):
+        return None
+    return max(moment - now, timedelta(0))
+
+
+def _as_delta(text: str) -> timedelta | None:
+    delta = timedelta(seconds=int(text))
+    return delta if delta <= _LONGEST_RESET else None

@@ -1,0 +1,70 @@
+"""What workflows see of the activities: their names and their types, and nothing that touches the world."""
+
+from temporalio import activity
+
+from contracts.base import Json
+from contracts.dead_letters import Entry
+from contracts.dispatch import (
+    Admission,
+    CallResult,
+    CancelRequest,
+    DecideAnswer,
+    DecideRequest,
+    Dispatch,
+    Evidence,
+    EvidenceRequest,
+    PreflightAnswer,
+    PreflightRequest,
+    ReconcileAnswer,
+    ReconcileRequest,
+)
+
+__all__ = ["admit", "alert", "call_tool", "cancel_nodes", "decide", "gather_evidence", "preflight", "reconcile"]
+
+
+@activity.defn
+async def admit(run_id: str, payloads: list[Json]) -> Admission:
+    """See `activities.admit`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def call_tool(dispatch: Dispatch) -> CallResult:
+    """See `activities.call_tool`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def reconcile(request: ReconcileRequest) -> ReconcileAnswer:
+    """See `activities.reconcile`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def gather_evidence(request: EvidenceRequest) -> Evidence:
+    """See `activities.evidence`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def preflight(request: PreflightRequest) -> PreflightAnswer:
+    """See `activities.preflight`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def decide(request: DecideRequest) -> DecideAnswer:
+    """See `activities.decisions`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def cancel_nodes(request: CancelRequest) -> None:
+    """See `activities.decisions`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def alert(entry: Entry) -> None:
+    """See `activities.alert`."""
+    raise NotImplementedError

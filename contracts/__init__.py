@@ -1,0 +1,1 @@
+"""What everyone agrees on: names, shapes and pure rules. No I/O beyond reading the catalog file, no Temporal."""

@@ -1,0 +1,353 @@
+"""What travels between workflows and activities: facts about a tool, the dispatch envelope, and the answers."""
+
+from datetime import timedelta
+from enum import StrEnum
+
+from contracts.base import Json, Model, UtcTime
+from contracts.canonical import content_hash
+from contracts.dead_letters import (
+    DecisionRecord,
+    Delivery,
+    Entry,
+    EntryStatus,
+    ErrorInfo,
+    RefusalCode,
+    ToolRef,
+)
+from contracts.failures import AttemptRecord, Category, Code, SideEffect
+from contracts.runs import ApprovalGrant, NodeState, Source
+
+__all__ = [
+    "Admission",
+    "Approved",
+    "CallResult",
+    "CancelRequest",
+    "Change",
+    "DeadLetterInput",
+    "DeadLetterResult",
+    "DecideAnswer",
+    "DecideRequest",
+    "Dispatch",
+    "Evidence",
+    "EvidenceRequest",
+    "FailureDetails",
+    "NodeChange",
+    "NodeEnd",
+    "NodeInput",
+    "PreflightAnswer",
+    "PreflightRequest",
+    "ReconcileAnswer",
+    "ReconcileRequest",
+    "Redriven",
+    "Refusal",
+    "ToolFacts",
+    "Verdict",
+]
+
+
+class ToolFacts(Model):
+    """What the workflows need to know of a tool, as the catalog had it when it was looked at."""
+
+    name: str
+    version: str
+    fingerprint: str
+    timeout: timedelta
+    absent_after: timedelta
+    task_queue: str
+    approval_required: bool
+    askable: bool
+    """Whether it has a reconcile URL."""
+
+    @property
+    def reference(self) -> ToolRef:
+        """What a dead letter shows of it."""
+        return ToolRef(name=self.name, version=self.version, fingerprint=self.fingerprint)
+
+
+class Admission(Model):
+    """The answer of ``admit``: every problem, or the facts about every tool of the run."""
+
+    problems: list[str] = []
+    tools: dict[str, ToolFacts] = {}
+
+
+class Refusal(Model):
+    """Why nothing may be sent for a node, found before any delivery."""
+
+    category: Category
+    code: Code
+    message: str
+
+
+class Approved(Model):
+    """An approval and what it covers: one tool by fingerprint and one input by content."""
+
+    grant: ApprovalGrant
+    fingerprint: str
+    input_hash: str
+
+    def covers(self, fingerprint: str, value: Json) -> bool:
+        """Whether it covers that tool and that input."""
+        return self.fingerprint == fingerprint and self.input_hash == content_hash(value)
+
+
+class NodeInput(Model):
+    """What a run starts a node with."""
+
+    run_id: str
+    node_id: str
+    tool: ToolFacts
+    input: Json
+    refusal: Refusal | None = None
+    """Set where the input could not be resolved: a dead letter without a call."""
+    approval: ApprovalGrant | None = None
+    deadline: timedelta
+    correlation_id: str | None
+    trace_id: str
+
+
+class NodeChange(Model):
+    """What a node tells its run when a person is, or is no longer, needed."""
+
+    node_id: str
+    state: NodeState
+    reason: str = ""
+
+
+class Dispatch(Model):
+    """The dispatch envelope: it locates the work, it carries no run state."""
+
+    run_id: str
+    node_id: str
+    logical_attempt: int
+    redrives: int
+    tool: str
+    fingerprint: str
+    input: Json
+    deadline: UtcTime
+    node_started_at: UtcTime
+    correlation_id: str | None
+    trace_id: str
+    approval: ApprovalGrant | None = None
+    refusal: Refusal | None = None
+
+    @property
+    def operation(self) -> OperationId:
+        """The operation that is to be performed."""
+        return OperationId(run_id=self.run_id, node_id=self.node_id, logical_attempt=self.logical_attempt)
+
+
+class NodeEnd(StrEnum):
+    """How a node ended, as the ledger has it."""
+
+    SUCCEEDED = "SUCCEEDED"
+    RESOLVED = "RESOLVED"
+    DISCARDED = "DISCARDED"
+    CANCELLED = "CANCELLED"
+
+
+class Redriven(Model):
+    """Where an accepted redrive has put a node: the operation that is now current."""
+
+    logical_attempt: int
+    input: Json
+    fingerprint: str
+    redrives: int
+    approval: Approved | None = None
+
+
+class CallResult(Model):
+    """The answer of ``call_tool`` when nothing failed.
+
+    Either the node has ended (``end``), or it has been redriven since this dispatch was made (``redriven``: dispatch anew).
+    """
+
+    end: NodeEnd | None = None
+    output: Json = None
+    source: Source | None = None
+    operation_id: str
+    attempt_count: int
+    redriven: Redriven | None = None
+    tool: ToolFacts | None = None
+    """The tool as the catalog now has it, where the node was redriven."""
+
+
+class FailureDetails(Model):
+    """The retry envelope: the details of every failure of ``call_tool``."""
+
+    operation_id: str
+    attempt: int
+    category: Category
+    code: str
+    message: str
+    http_status: int | None
+    side_effect: SideEffect
+    next_eligible_at: UtcTime | None
+    delivery: Delivery
+
+    @property
+    def error(self) -> ErrorInfo:
+        """What a dead letter shows of it."""
+        return ErrorInfo(category=self.category, code=self.code, message=self.message, http_status=self.http_status)
+
+
+class Verdict(StrEnum):
+    """What a tool says became of an operation."""
+
+    COMMITTED = "COMMITTED"
+    ABSENT = "ABSENT"
+    NO_ANSWER = "NO_ANSWER"
+
+
+class ReconcileRequest(Model):
+    """Asks what became of an operation.
+
+    ``once``: for a person who waits; one question, and no answer is an answer. Otherwise it is asked again under the policy of
+    ``DEPENDENCY_DOWN``, and "absent" is waited for until the horizon.
+    """
+
+    run_id: str
+    node_id: str
+    logical_attempt: int
+    tool: str
+    input: Json
+    correlation_id: str | None
+    trace_id: str
+    once: bool = False
+
+    @property
+    def operation(self) -> OperationId:
+        """The operation that is asked about."""
+        return OperationId(run_id=self.run_id, node_id=self.node_id, logical_attempt=self.logical_attempt)
+
+
+class ReconcileAnswer(Model):
+    """What the tool said; ``output`` only counts where it is COMMITTED and usable."""
+
+    verdict: Verdict
+    usable: bool = False
+    output: Json = None
+    message: str = ""
+    side_effect: SideEffect
+    may_resend: bool = False
+    """ABSENT, and the operation may be sent again by itself."""
+    attempt_count: int = 0
+
+
+class EvidenceRequest(Model):
+    """Asks for all that the ledger knows of a node."""
+
+    run_id: str
+    node_id: str
+    logical_attempt: int
+    tool: str
+
+
+class Evidence(Model):
+    """All that the ledger knows of a node, newest attempts last."""
+
+    attempts: list[AttemptRecord]
+    attempts_omitted: int
+    attempt_count: int
+    side_effect: SideEffect
+    delivery: Delivery | None
+    decisions: list[DecisionRecord]
+    redrives: int
+    at: UtcTime
+    redrive_version: str
+    temporalio_version: str
+
+
+class DeadLetterInput(Model):
+    """What a node starts its dead letter with."""
+
+    entry: Entry
+    approval: Approved | None
+    revoked: list[str] = []
+    """Ids of approvals that were revoked."""
+    node_gone: bool = False
+    """The node has been cancelled and waits for nothing: the entry outlives it."""
+
+
+class DeadLetterResult(Model):
+    """What a dead letter ends with: the decision for the node to act on."""
+
+    status: EntryStatus
+    record: DecisionRecord | None = None
+    redriven: Redriven | None = None
+    tool: ToolFacts | None = None
+    output: Json = None
+    source: Source | None = None
+    decisions: list[DecisionRecord] = []
+
+
+class PreflightRequest(Model):
+    """Everything a redrive is checked against the present with."""
+
+    run_id: str
+    node_id: str
+    logical_attempt: int
+    tool: ToolRef
+    input: Json
+    edited: bool = False
+    new_operation: bool = False
+    approval: Approved | None = None
+    new_approval: ApprovalGrant | None = None
+    revoked: list[str] = []
+    redrives: int
+    resolution: Json = None
+    resolves: bool = False
+    """Whether ``resolution`` is an output to be checked against the tool's present schema."""
+
+
+class PreflightAnswer(Model):
+    """What stands in the way, and the present facts."""
+
+    refusals: list[RefusalCode]
+    side_effect: SideEffect
+    run_gone: bool
+    node_waits: bool
+    tool: ToolFacts | None = None
+    approval: Approved | None = None
+    """The approval that the redriven node would go on under."""
+    output_problems: list[str] = []
+    at: UtcTime
+
+
+class Change(StrEnum):
+    """What an accepted decision does to the node."""
+
+    REDRIVE = "REDRIVE"
+    RESOLVE = "RESOLVE"
+    DISCARD = "DISCARD"
+
+
+class DecideRequest(Model):
+    """Commits an accepted decision to the node's row, before anything acts on it."""
+
+    run_id: str
+    node_id: str
+    redrives: int
+    logical_attempt: int
+    record: DecisionRecord
+    change: Change
+    new_operation: bool = False
+    input: Json = None
+    tool: ToolRef | None = None
+    approval: Approved | None = None
+    output: Json = None
+    source: Source = Source.RESOLVED
+
+
+class DecideAnswer(Model):
+    """The record that counts: the one sent, the first one under its id, or a refusal; and where the node now stands."""
+
+    record: DecisionRecord
+    redriven: Redriven | None = None
+
+
+class CancelRequest(Model):
+    """Marks nodes as cancelled, so that nothing new is sent for them, ever."""
+
+    run_id: str
+    node_ids: list[str]

@@ -1,0 +1,367 @@
+"""A run: its specification, the validation that names every problem with its place, its status and its result."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, Final, Literal
+
+from jsonpointer import JsonPointer, JsonPointerException
+from pydantic import AfterValidator, Field, ValidationError
+
+from contracts.base import Json, Model, UtcTime, place, problems_of, tell
+from contracts.canonical import depth_exceeds, json_size
+from contracts.identity import problem_with_node_id, problem_with_run_id, problem_with_tool_name, trace_id_of
+
+__all__ = [
+    "MAX_INPUT_BYTES",
+    "MAX_OUTPUT_BYTES",
+    "MAX_RUN_OUTPUT_BYTES",
+    "MAX_SPEC_BYTES",
+    "ApprovalGrant",
+    "InvalidRunError",
+    "MissingOutputError",
+    "NodeResult",
+    "NodeSpec",
+    "NodeState",
+    "NodeStatus",
+    "OnDiscard",
+    "Reference",
+    "Revocation",
+    "RunResult",
+    "RunSpec",
+    "RunState",
+    "RunStatus",
+    "Source",
+    "parse_run",
+    "references",
+    "resolve",
+]
+
+MAX_SPEC_BYTES: Final = 1024 * 1024
+MAX_INPUT_BYTES: Final = 512 * 1024
+MAX_OUTPUT_BYTES: Final = 1024 * 1024
+MAX_RUN_OUTPUT_BYTES: Final = 1024 * 1024
+
+_MAX_PROBLEMS: Final = 100
+_MAX_DEPTH: Final = 100
+_REFERENCE_FIELDS: Final = frozenset(("$output", "pointer"))
+_HUNDRED_YEARS: Final = 100 * 365 * 86400
+
+
+class OnDiscard(StrEnum):
+    """What a discarded node means for those that depend on it."""
+
+    FAIL = "fail"
+    CONTINUE = "continue"
+
+
+class NodeStatus(StrEnum):
+    """Where a node of a run stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    DEAD_LETTERED = "DEAD_LETTERED"
+    SUCCEEDED = "SUCCEEDED"
+    DISCARDED = "DISCARDED"
+    SKIPPED = "SKIPPED"
+    CANCELLED = "CANCELLED"
+
+
+class RunStatus(StrEnum):
+    """Where a run stands; BLOCKED: nothing can proceed before a decision."""
+
+    RUNNING = "RUNNING"
+    BLOCKED = "BLOCKED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Source(StrEnum):
+    """Where a node's output came from."""
+
+    EXECUTED = "EXECUTED"
+    REPLAYED = "REPLAYED"
+    """The ledger already had the result; the tool was not called."""
+    RECONCILED = "RECONCILED"
+    RESOLVED = "RESOLVED"
+    """A person vouched for it."""
+
+
+def _checked(problem_with: Any) -> AfterValidator:
+    def check(text: str) -> str:
+        problem = problem_with(text)
+        if problem:
+            raise ValueError(problem)
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_traceparent(text: str) -> str:
+    trace_id_of("", text)
+    return text
+
+
+NodeId = Annotated[str, _checked(problem_with_node_id)]
+ToolName = Annotated[str, _checked(problem_with_tool_name)]
+ShortText = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class ApprovalGrant(Model):
+    """Somebody's leave for one node's call: for that tool and that input, until it expires or is revoked."""
+
+    id: ShortText
+    granted_by: ShortText
+    expires_at: UtcTime | None = None
+
+    def expired(self, now: datetime) -> bool:
+        """Whether it no longer holds."""
+        return self.expires_at is not None and self.expires_at <= now
+
+
+class Revocation(Model):
+    """The payload of ``revoke_approval``."""
+
+    approval_id: ShortText
+    revoked_by: ShortText
+    reason: str = Field(default="", max_length=2000)
+
+
+class NodeSpec(Model):
+    """One node: a tool and its input."""
+
+    id: NodeId
+    tool: ToolName
+    input: Json = Field(default_factory=dict)
+    after: list[str] = []
+    approval: ApprovalGrant | None = None
+    on_discard: OnDiscard = OnDiscard.FAIL
+    deadline_seconds: float = Field(default=7 * 86400, gt=0, le=_HUNDRED_YEARS, allow_inf_nan=False)
+
+    @property
+    def deadline(self) -> timedelta:
+        """How long the node may try, from when it is ready."""
+        return timedelta(seconds=self.deadline_seconds)
+
+    def upstream(self) -> list[str]:
+        """The ids of the nodes that must have ended before this one, each once, in order of appearance."""
+        return list(dict.fromkeys([*self.after, *(reference.node for reference in references(self.input))]))
+
+
+class RunSpec(Model):
+    """What a user sends to start a run; see ``redrive schema run``."""
+
+    nodes: list[NodeSpec] = Field(min_length=1)
+    max_parallel: int = Field(default=100, ge=1, le=1000)
+    node_mode: Literal["workflow", "fast"] = "workflow"
+    correlation_id: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")
+    traceparent: Annotated[str, AfterValidator(_check_traceparent)] | None = None
+
+
+class RunResult(Model):
+    """The result of a run, and the details of a failed one."""
+
+    run_id: str
+    status: RunStatus
+    counts: dict[NodeStatus, int]
+    outputs: dict[str, Json]
+    outputs_omitted: list[str] | None = None
+
+
+class NodeResult(Model):
+    """The result of a node."""
+
+    node_id: str
+    operation_id: str
+    idempotency_key: str
+    output: Json
+    attempt_count: int
+    source: Source
+
+
+class NodeState(Model):
+    """One node in the answer of the ``status`` query."""
+
+    status: NodeStatus
+    operation_id: str | None = None
+    attempt_count: int = 0
+    dead_letter: str | None = None
+
+
+class RunState(Model):
+    """The answer of the ``status`` query."""
+
+    run_id: str
+    status: RunStatus
+    counts: dict[NodeStatus, int]
+    nodes: dict[str, NodeState]
+    blocked: list[str]
+
+
+class InvalidRunError(Exception):
+    """The specification of a run is not usable; ``problems`` names every problem with its place."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class MissingOutputError(Exception):
+    """A reference points at something that its node's output does not hold."""
+
+
+class Reference(Model):
+    """A reference inside an input: the place it stands at, and what it stands for."""
+
+    where: tuple[str | int, ...]
+    node: str
+    pointer: str
+
+
+def references(value: Json) -> Iterator[Reference]:
+    """Every reference inside an input."""
+    # Iterative: an input may be nested deeper than Python's stack.
+    pending: list[tuple[tuple[str | int, ...], Json]] = [((), value)]
+    while pending:
+        where, item = pending.pop()
+        if isinstance(item, dict):
+            if "$output" in item:
+                yield Reference(where=where, node=str(item["$output"]), pointer=str(item.get("pointer", "")))
+            else:
+                pending += [((*where, key), child) for key, child in reversed(item.items())]
+        elif isinstance(item, list):
+            pending += [((*where, index), child) for index, child in reversed(list(enumerate(item)))]
+
+
+def resolve(value: Json, outputs: Mapping[str, Json]) -> Json:
+    """Puts outputs in the place of references.
+
+    Args:
+        value: An input.
+        outputs: The output of every node that it refers to; None for a discarded one.
+
+    Raises:
+        MissingOutputError: a pointer points at nothing.
+    """
+    if isinstance(value, list):
+        return [resolve(item, outputs) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$output" not in value:
+        return {key: resolve(item, outputs) for key, item in value.items()}
+    node, pointer = str(value["$output"]), str(value.get("pointer", ""))
+    output = outputs[node]
+    if output is None:
+        return None
+    try:
+        found: Json = JsonPointer(pointer).resolve(output)
+    except JsonPointerException as error:
+        raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
+    return found
+
+
+def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
+    """Reads the specification of a run from whatever was sent.
+
+    Tools and their schemas are not looked at; see ``activities.admit``.
+
+    Raises:
+        InvalidRunError: with every problem.
+    """
+    problems = [f"workflow id: {problem}"] if (problem := problem_with_run_id(run_id)) else []
+    if len(payloads) != 1:
+        raise InvalidRunError([*problems, f"a run takes one argument, its specification; {len(payloads)} were sent"])
+    spec = payloads[0]
+    if not isinstance(spec, dict):
+        raise InvalidRunError([*problems, f"the specification is a JSON object, not {tell(spec)}"])
+    if depth_exceeds(spec, _MAX_DEPTH):
+        raise InvalidRunError([*problems, f"the specification is nested deeper than {_MAX_DEPTH} levels"])
+    size = json_size(spec)
+    if size > MAX_SPEC_BYTES:
+        raise InvalidRunError([*problems, f"the specification has {size} bytes; {MAX_SPEC_BYTES} are allowed"])
+    parsed: RunSpec | None = None
+    try:
+        parsed = RunSpec.model_validate(spec)
+    except ValidationError as error:
+        problems += problems_of(error)
+    nodes = spec.get("nodes")
+    if isinstance(nodes, list):
+        problems += _graph_problems(nodes)
+    if problems or parsed is None:
+        cut = len(problems) - _MAX_PROBLEMS
+        raise InvalidRunError([*problems[:_MAX_PROBLEMS], *([f"(and {cut} more problems)"] if cut > 0 else [])])
+    return parsed
+
+
+def _graph_problems(nodes: list[Json]) -> list[str]:
+    """Duplicates, dangling references and cycles; what has the wrong type is pydantic's to report."""
+    problems: list[str] = []
+    first: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        if isinstance(node, dict) and isinstance(node_id := node.get("id"), str):
+            if node_id in first:
+                problems.append(f"nodes[{index}].id: {node_id!r} is already the id of nodes[{first[node_id]}]")
+            first.setdefault(node_id, index)
+    edges: dict[str, list[str]] = {}
+    for index, node in enumerate(nodes):
+        if not isinstance(node, dict):
+            continue
+        upstream = []
+        after = node.get("after")
+        for position, name in enumerate(after if isinstance(after, list) else []):
+            if isinstance(name, str):
+                upstream.append((f"nodes[{index}].after[{position}]", name))
+        problems += _reference_problems(f"nodes[{index}].input", node.get("input"))
+        upstream += [
+            (place(reference.where, f"nodes[{index}].input"), reference.node) for reference in references(node.get("input"))
+        ]
+        for where, name in upstream:
+            if name not in first:
+                problems.append(f"{where}: there is no node {name!r}")
+            elif isinstance(node.get("id"), str):
+                edges.setdefault(str(node["id"]), []).append(name)
+    return problems + [f"nodes[{first[cycle[-1]]}]: cycle: {' → '.join(cycle)}" for cycle in _cycles(edges)]
+
+
+def _reference_problems(prefix: str, value: Json) -> list[str]:
+    problems: list[str] = []
+    pending: list[tuple[str, Json]] = [(prefix, value)]
+    while pending:
+        where, item = pending.pop()
+        if isinstance(item, list):
+            pending += [(place([index], where), child) for index, child in enumerate(item)]
+        elif isinstance(item, dict) and "$output" not in item:
+            pending += [(place([key], where), child) for key, child in item.items()]
+        elif isinstance(item, dict):
+            pointer = item.get("pointer", "")
+            problems += [f"{where}.{key}: unknown field of a reference" for key in item.keys() - _REFERENCE_FIELDS]
+            if not isinstance(item["$output"], str):
+                problems.append(f"{where}.$output: a node's id, not {tell(item['$output'])}")
+            if not isinstance(pointer, str) or not _is_pointer(pointer):
+                problems.append(f'{where}.pointer: not a JSON Pointer (RFC 6901), such as "/id"')
+    return problems
+
+
+def _is_pointer(text: str) -> bool:
+    try:
+        JsonPointer(text)
+    except JsonPointerException:
+        return False
+    return True
+
+
+def _cycles(edges: Mapping[str, list[str]]) -> Iterator[list[str]]:
+    """Cycles, each through other edges, in the order of the flow (upstream first), until none is left."""
+    graph = {node: list(dict.fromkeys(upstream)) for node, upstream in edges.items()}
+    for _ in range(_MAX_PROBLEMS):
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            # Each node of the list is a predecessor of the next; the first and the last are the same.
+            cycle: list[str] = error.args[1]
+            yield cycle
+            graph[cycle[-1]].remove(cycle[-2])
+        else:
+            return

@@ -1,0 +1,91 @@
+"""The one place that builds a Temporal client and its data converter."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import DataConverter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError, RPCStatusCode
+
+from workflows.attributes import SEARCH_ATTRIBUTES
+
+__all__ = ["DATA_CONVERTER", "TemporalUnavailableError", "connect", "register_search_attributes"]
+
+DATA_CONVERTER: Final[DataConverter] = pydantic_data_converter
+"""Plain JSON on the wire, pydantic models in the code."""
+
+_DEFAULT_ADDRESS: Final = "localhost:7233"
+
+
+class TemporalUnavailableError(Exception):
+    """Temporal cannot be reached, or does not let us in; the message names the address and the cure."""
+
+
+async def connect(overrides: Mapping[str, str] | None = None) -> Client:
+    """Connects as Temporal's own environment configuration says: ``TEMPORAL_ADDRESS``, ``TEMPORAL_PROFILE`` and so on.
+
+    Args:
+        overrides: Takes the place of the process's environment, where it is given.
+
+    Raises:
+        TemporalUnavailableError: there is no answer, or the configuration is not usable.
+    """
+    config: dict[str, Any] = {}
+    try:
+        config |= ClientConfig.load_client_connect_config(override_env_vars=overrides)
+    except (RuntimeError, ValueError) as error:
+        raise TemporalUnavailableError(
+            f"Temporal's client configuration is not usable: {error} (check TEMPORAL_PROFILE and its file)"
+        ) from error
+    address = config.setdefault("target_host", _DEFAULT_ADDRESS)
+    try:
+        return await Client.connect(**config, data_converter=DATA_CONVERTER)
+    except (RuntimeError, RPCError, ValueError) as error:
+        raise TemporalUnavailableError(
+            f"cannot reach Temporal at {address}: {error}\n"
+            "Start one with `redrive dev`, or set TEMPORAL_ADDRESS (and TEMPORAL_NAMESPACE) to yours."
+        ) from error
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Makes sure that the namespace knows the search attributes; safe to repeat.
+
+    An unknown one would leave workflows in workflow-task failures, so nothing polls before.
+
+    Raises:
+        TemporalUnavailableError: they are missing and may not be added from here.
+    """
+    wanted = {key.name for key in SEARCH_ATTRIBUTES}
+    try:
+        known = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace)
+        )
+        wrong = [
+            name
+            for name in wanted & known.custom_attributes.keys()
+            if known.custom_attributes[name] != IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+        ]
+        if wrong:
+            raise TemporalUnavailableError(
+                f"the search attributes {', '.join(sorted(wrong))} exist in namespace {client.namespace!r} with another "
+                "type than Keyword; remove them with `temporal operator search-attribute remove`"
+            )
+        missing = sorted(wanted - known.custom_attributes.keys())
+        if missing:
+            await client.operator_service.add_search_attributes(
+                AddSearchAttributesRequest(
+                    namespace=client.namespace,
+                    search_attributes=dict.fromkeys(missing, IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD),
+                )
+            )
+    except RPCError as error:
+        if error.status is RPCStatusCode.ALREADY_EXISTS:
+            return
+        raise TemporalUnavailableError(
+            f"cannot register the search attributes {', '.join(sorted(wanted))} in namespace {client.namespace!r}: "
+            f"{error.message}\nHave somebody who may run `redrive setup` (on Temporal Cloud: add them as Keyword)."
+        ) from error

@@ -1,0 +1,66 @@
+"""Redrive's own settings, from the environment; Temporal's own are read by ``temporalio.envconfig`` (see ``client``)."""
+
+from pathlib import Path
+from typing import Final
+
+from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from contracts.base import problems_of
+
+__all__ = ["Settings", "SettingsError", "load_settings"]
+
+_SCHEMES: Final = ("sqlite:///", "postgresql://")
+
+
+class SettingsError(Exception):
+    """A setting is not usable; the message names the variable and the cure."""
+
+
+class Settings(BaseSettings):
+    """Every ``REDRIVE_`` variable; ``CONTRACT.md`` explains each."""
+
+    model_config = SettingsConfigDict(env_prefix="REDRIVE_", frozen=True, hide_input_in_errors=True)
+
+    tools: Path = Path("tools.toml")
+    ledger: SecretStr = SecretStr("sqlite:///.redrive/ledger.db")
+    task_queue: str = Field(default="redrive", min_length=1, max_length=200)
+    alert_webhook: SecretStr | None = None
+    data: Path = Path(".redrive")
+
+    @field_validator("ledger")
+    @classmethod
+    def _ledger(cls, url: SecretStr) -> SecretStr:
+        if not url.get_secret_value().startswith(_SCHEMES):
+            raise ValueError("write sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+        return url
+
+    @field_validator("alert_webhook", mode="before")
+    @classmethod
+    def _alert_webhook(cls, url: object) -> object:
+        if url in ("", None):
+            return None
+        try:
+            AnyHttpUrl(str(url))
+        except ValueError:
+            # The URL of a webhook is a secret by itself: it is never repeated.
+            raise ValueError("not an http:// or https:// URL") from None
+        return url
+
+
+def load_settings() -> Settings:
+    """Reads the settings from the environment.
+
+    Raises:
+        SettingsError: with every problem.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [f"REDRIVE_{problem[0].upper()}{problem[1]}" for problem in map(_split, problems_of(error))]
+        raise SettingsError("\n".join(problems)) from None
+
+
+def _split(problem: str) -> tuple[str, str]:
+    name, colon, rest = problem.partition(":")
+    return name, colon + rest
