@@ -43,7 +43,9 @@ class Alert:
                 answer = await client.post(self._webhook, json=body, headers={"Idempotency-Key": str(key)})
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # `from None`: the exception's own text may hold the URL.
-            raise ApplicationError(f"the webhook could not be reached: {type(error).__name__}", type="AlertFailed") from None
+            raise ApplicationError(
+                f"the webhook could not be reached: {type(error).__name__}", type="AlertFailed"
+            ) from None
         if not answer.is_success:
             raise ApplicationError(f"the webhook answered {answer.status_code}", type="AlertFailed")
 

@@ -60,9 +60,7 @@ class CallTool:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._slots = {
-            tool.name: asyncio.Semaphore(tool.concurrency) for tool in context.catalog.tools.values()
-        }
+        self._slots = {tool.name: asyncio.Semaphore(tool.concurrency) for tool in context.catalog.tools.values()}
 
     @activity.defn(name="call_tool")
     async def call_tool(self, dispatch: Dispatch) -> CallResult:
@@ -129,7 +127,9 @@ class _Entry:
             async with asyncio.timeout(_SLOT_WAIT_SECONDS):
                 await slot.__aenter__()
         except TimeoutError:
-            self._no_attempt(Category.TRANSIENT, Code.NO_SLOT, "the tool's concurrency is used up", timedelta(seconds=1))
+            self._no_attempt(
+                Category.TRANSIENT, Code.NO_SLOT, "the tool's concurrency is used up", timedelta(seconds=1)
+            )
         try:
             return await self._with_slot(tool)
         finally:
@@ -236,7 +236,9 @@ class _Entry:
         if dispatch.refusal is not None:
             return _not_sent(dispatch.refusal.category, dispatch.refusal.code, dispatch.refusal.message)
         if dispatch.approval is None and tool.approval is Approval.REQUIRED:
-            return _not_sent(Category.PERMISSION, Code.APPROVAL_REQUIRED, "the tool requires an approval; the node has none")
+            return _not_sent(
+                Category.PERMISSION, Code.APPROVAL_REQUIRED, "the tool requires an approval; the node has none"
+            )
         if dispatch.approval is not None and dispatch.approval.expired(now):
             return _not_sent(
                 Category.PERMISSION,
@@ -327,7 +329,9 @@ class _Entry:
                 return await work()
             except LedgerUnavailableError as error:
                 if datetime.now(UTC) >= until:
-                    self._no_attempt(Category.DEPENDENCY_DOWN, Code.LEDGER_UNAVAILABLE, str(error), timedelta(seconds=5))
+                    self._no_attempt(
+                        Category.DEPENDENCY_DOWN, Code.LEDGER_UNAVAILABLE, str(error), timedelta(seconds=5)
+                    )
                 activity.logger.warning("the ledger is away; the answer of %s is kept: %s", self._operation, error)
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 

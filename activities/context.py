@@ -77,5 +77,3 @@ def delivery() -> Delivery:
 def unique_owner() -> str:
     """A name for a claim that no other delivery ever has."""
     return f"{WORKER}/{uuid.uuid4()}"
-
-

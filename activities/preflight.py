@@ -141,9 +141,7 @@ def approval_after(request: PreflightRequest, tool: Tool | None) -> Approved | N
     """The approval a redriven node would go on under: a new one is bound to the present tool and the input sent."""
     if request.new_approval is None or tool is None:
         return request.approval
-    return Approved(
-        grant=request.new_approval, fingerprint=tool.fingerprint, input_hash=content_hash(request.input)
-    )
+    return Approved(grant=request.new_approval, fingerprint=tool.fingerprint, input_hash=content_hash(request.input))
 
 
 def _effect_refusal(request: PreflightRequest, present: Present, tool: Tool) -> RefusalCode | None:

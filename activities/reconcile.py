@@ -47,7 +47,9 @@ class ReconcileOperation:
         try:
             node = await self._context.ledger.node(request.run_id, request.node_id)
             if tool is None or tool.reconcile is None or node is None:
-                return self._no_answer(node, "the tool has no reconcile URL" if tool else "the catalog has no such tool")
+                return self._no_answer(
+                    node, "the tool has no reconcile URL" if tool else "the catalog has no such tool"
+                )
             if node.operation_id != str(request.operation) or node.side_effect is SideEffect.NONE:
                 return self._settled(Verdict.ABSENT, node)
             return await self._ask(tool, tool.reconcile, request, node)
@@ -67,7 +69,9 @@ class ReconcileOperation:
             horizon = (node.last_sent_at or asked_at) + tool.timeout + tool.absent_after
             if node.in_flight or asked_at < horizon:
                 if request.once:
-                    return self._no_answer(node, f"absent, but an attempt may still take effect until {horizon:%H:%M:%SZ}")
+                    return self._no_answer(
+                        node, f"absent, but an attempt may still take effect until {horizon:%H:%M:%SZ}"
+                    )
                 wait = max(horizon - asked_at, timedelta(seconds=1)) + timedelta(seconds=0.1)
                 raise _later("absent so far; asked again when no attempt can take effect any more", wait)
             await self._context.ledger.settle_absent(request.operation, node.epoch)
@@ -118,9 +122,7 @@ class ReconcileOperation:
             attempt_count=len(node.attempts),
         )
 
-    def _again_or_give_up(
-        self, tool: Tool, request: ReconcileRequest, node: NodeView, message: str
-    ) -> ReconcileAnswer:
+    def _again_or_give_up(self, tool: Tool, request: ReconcileRequest, node: NodeView, message: str) -> ReconcileAnswer:
         policy = tool.policy(Category.DEPENDENCY_DOWN)
         asked = activity.info().attempt
         if request.once or policy is None or asked >= policy.attempts:
@@ -145,6 +147,4 @@ class ReconcileOperation:
 
 
 def _later(message: str, wait: timedelta) -> ApplicationError:
-    return ApplicationError(
-        clip_message(message), delivery(), type=Category.DEPENDENCY_DOWN, next_retry_delay=wait
-    )
+    return ApplicationError(clip_message(message), delivery(), type=Category.DEPENDENCY_DOWN, next_retry_delay=wait)

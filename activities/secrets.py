@@ -41,7 +41,9 @@ class Secrets:
             if not value:
                 problems.append(f"{where} is not set")
             elif len(value) < _SHORTEST or not value.isascii() or not value.isprintable():
-                problems.append(f"{where} does not hold a secret: it must be {_SHORTEST} or more printable ASCII characters")
+                problems.append(
+                    f"{where} does not hold a secret: it must be {_SHORTEST} or more printable ASCII characters"
+                )
             else:
                 values[tool.name] = value
         if problems:

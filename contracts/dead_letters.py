@@ -16,6 +16,7 @@ from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, ApprovalGrant
 __all__ = [
     "DECISIONS",
     "MAX_ATTEMPTS_SHOWN",
+    "MAX_DECISIONS_SHOWN",
     "REFUSALS",
     "Action",
     "CheckDecision",
@@ -37,10 +38,13 @@ __all__ = [
     "Runtime",
     "ToolRef",
     "failure_fingerprint",
+    "merged",
     "parse_decision",
 ]
 
 MAX_ATTEMPTS_SHOWN: Final = 200
+MAX_DECISIONS_SHOWN: Final = 200
+"""The newest; the ledger has every accepted one."""
 
 _VARIABLE_PART: Final = re.compile(r"[\w:.+-]*\d[\w:.+-]*")
 
@@ -113,7 +117,9 @@ _NEW_APPROVAL: Final = "bring a new approval along with the redrive"
 REFUSALS: Final[Mapping[RefusalCode, RefusalRule]] = {
     RefusalCode.RUN_CLOSED: _rule("the run has ended", "start a new run; resolve or discard to settle the record"),
     RefusalCode.RUN_CANCELLING: _rule("the run is being cancelled", "wait for its end, then start a new run"),
-    RefusalCode.NODE_CLOSED: _rule("the node no longer waits for this entry", "look at the node; nothing is left to do"),
+    RefusalCode.NODE_CLOSED: _rule(
+        "the node no longer waits for this entry", "look at the node; nothing is left to do"
+    ),
     RefusalCode.TOOL_MISSING: _rule("the catalog has no such tool any more", "put the tool back into the catalog"),
     RefusalCode.TOOL_CHANGED: _rule("the tool is not the one that failed", "look at the change, then override", True),
     RefusalCode.INPUT_INVALID: _rule("the input breaks the tool's present schema", "redrive with an edited input"),
@@ -132,7 +138,9 @@ REFUSALS: Final[Mapping[RefusalCode, RefusalRule]] = {
         True,
     ),
     RefusalCode.REDRIVE_LIMIT: _rule("the tool's max_redrives is reached", "resolve, discard, or override", True),
-    RefusalCode.EVIDENCE_CHANGED: _rule("the entry has been redriven since it was looked at", "look again, then decide"),
+    RefusalCode.EVIDENCE_CHANGED: _rule(
+        "the entry has been redriven since it was looked at", "look again, then decide"
+    ),
     RefusalCode.ALREADY_DECIDED: _rule("another decision was first", "look at the entry's decisions"),
 }
 """One row for each refusal."""
@@ -239,7 +247,7 @@ def _sized(limit: int) -> AfterValidator:
 
 
 _By = Annotated[str, Field(min_length=1, max_length=200)]
-_Reason = Annotated[str, Field(min_length=1, max_length=2000)]
+_Reason = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Decision(Model):
@@ -294,14 +302,14 @@ class ResolveDecision(Decision):
 class ReconcileDecision(Decision):
     """Ask the tool again what happened."""
 
-    reason: str = Field(default="", max_length=2000)
+    reason: str = Field(default="", max_length=1000)
 
 
 class CheckDecision(Decision):
     """Refresh ``eligibility``; decide nothing."""
 
     decided_by: str = Field(default="", max_length=200)
-    reason: str = Field(default="", max_length=2000)
+    reason: str = Field(default="", max_length=1000)
 
 
 DECISIONS: Final[Mapping[Action, type[Decision]]] = {
@@ -343,3 +351,9 @@ def failure_fingerprint(tool: str, error: ErrorInfo) -> str:
     kind = _VARIABLE_PART.sub("#", error.message)
     text = "\n".join((tool, error.category, error.code, kind))
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def merged(records: list[DecisionRecord], more: list[DecisionRecord]) -> list[DecisionRecord]:
+    """Both lists, each decision once, the newest of them last and no more than a dead letter shows."""
+    by_id = {record.decision_id: record for record in [*more, *records]}
+    return sorted(by_id.values(), key=lambda record: record.at)[-MAX_DECISIONS_SHOWN:]

@@ -15,7 +15,8 @@ from contracts.dead_letters import (
     ToolRef,
 )
 from contracts.failures import AttemptRecord, Category, Code, SideEffect
-from contracts.runs import ApprovalGrant, NodeState, Source
+from contracts.identity import OperationId
+from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Source
 
 __all__ = [
     "Admission",
@@ -34,12 +35,14 @@ __all__ = [
     "NodeChange",
     "NodeEnd",
     "NodeInput",
+    "NodeReport",
     "PreflightAnswer",
     "PreflightRequest",
     "ReconcileAnswer",
     "ReconcileRequest",
     "Redriven",
     "Refusal",
+    "ReportTo",
     "ToolFacts",
     "Verdict",
 ]
@@ -112,6 +115,20 @@ class NodeChange(Model):
     node_id: str
     state: NodeState
     reason: str = ""
+
+
+class NodeReport(Model):
+    """How a node ended, told to a run that did not start it: its result, or how it failed."""
+
+    node_id: str
+    status: NodeStatus
+    result: NodeResult | None = None
+
+
+class ReportTo(Model):
+    """Asks a node or a dead letter that is already open to tell this workflow, too, how it ends."""
+
+    workflow_id: str
 
 
 class Dispatch(Model):
@@ -267,6 +284,8 @@ class DeadLetterInput(Model):
     """Ids of approvals that were revoked."""
     node_gone: bool = False
     """The node has been cancelled and waits for nothing: the entry outlives it."""
+    announced: bool = False
+    """The alert has gone out already: this execution continues an earlier one."""
 
 
 class DeadLetterResult(Model):

@@ -139,7 +139,6 @@ TERMINAL_CATEGORIES: Final = (Category.INVALID_INPUT, Category.PERMISSION, Categ
 """What Temporal must not retry by itself."""
 
 
-
 class Outcome(Model):
     """How an attempt failed: the answer to both questions."""
 

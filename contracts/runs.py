@@ -1,6 +1,6 @@
 """A run: its specification, the validation that names every problem with its place, its status and its result."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -235,29 +235,29 @@ def references(value: Json) -> Iterator[Reference]:
             pending += [((*where, index), child) for index, child in reversed(list(enumerate(item)))]
 
 
-def resolve(value: Json, outputs: Mapping[str, Json]) -> Json:
+def resolve(value: Json, outputs: Mapping[str, Json], discarded: Collection[str] = ()) -> Json:
     """Puts outputs in the place of references.
 
     Args:
         value: An input.
-        outputs: The output of every node that it refers to; None for a discarded one.
+        outputs: The output of every node that it refers to.
+        discarded: The nodes whose references stand for null.
 
     Raises:
         MissingOutputError: a pointer points at nothing.
     """
     if isinstance(value, list):
-        return [resolve(item, outputs) for item in value]
+        return [resolve(item, outputs, discarded) for item in value]
     if not isinstance(value, dict):
         return value
     if "$output" not in value:
-        return {key: resolve(item, outputs) for key, item in value.items()}
+        return {key: resolve(item, outputs, discarded) for key, item in value.items()}
     node, pointer = str(value["$output"]), str(value.get("pointer", ""))
-    output = outputs[node]
-    if output is None:
+    if node in discarded:
         return None
     try:
-        found: Json = JsonPointer(pointer).resolve(output)
-    except JsonPointerException as error:
+        found: Json = JsonPointer(pointer).resolve(outputs[node])
+    except (JsonPointerException, TypeError) as error:
         raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
     return found
 
@@ -315,7 +315,8 @@ def _graph_problems(nodes: list[Json]) -> list[str]:
                 upstream.append((f"nodes[{index}].after[{position}]", name))
         problems += _reference_problems(f"nodes[{index}].input", node.get("input"))
         upstream += [
-            (place(reference.where, f"nodes[{index}].input"), reference.node) for reference in references(node.get("input"))
+            (place(reference.where, f"nodes[{index}].input"), reference.node)
+            for reference in references(node.get("input"))
         ]
         for where, name in upstream:
             if name not in first:

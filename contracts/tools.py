@@ -388,7 +388,7 @@ def load_catalog(path: Path) -> Catalog:
 
 def read_catalog(data: Mapping[str, Any], source: str = "tools.toml", folder: Path | None = None) -> Catalog:
     """Checks a catalog that has been read already; see `load_catalog`."""
-    problems = [f"{key}: unknown table; tools stand under [tools.\"NAME\"]" for key in data if key != "tools"]
+    problems = [f'{key}: unknown table; tools stand under [tools."NAME"]' for key in data if key != "tools"]
     entries = data.get("tools")
     if not isinstance(entries, dict) or not entries:
         raise CatalogError(source, [*problems, 'tools: no tool is defined; begin with [tools."NAME"]'])
@@ -404,7 +404,9 @@ def read_catalog(data: Mapping[str, Any], source: str = "tools.toml", folder: Pa
         try:
             tools[name] = Tool(**(_with_schemas(entry, folder) | {"name": name}))
         except ValidationError as error:
-            problems += [f"{where}.{problem}" if ":" in problem else f"{where}: {problem}" for problem in problems_of(error)]
+            problems += [
+                f"{where}.{problem}" if ":" in problem else f"{where}: {problem}" for problem in problems_of(error)
+            ]
         except ValueError as error:
             problems.append(f"{where}.{error}")
         if "name" in entry:

@@ -61,7 +61,7 @@ class SqliteLedger:
         self._connection = connection
         self._thread = thread
         self._path = path
-        self._store = Store(aiosql.from_path(_HERE / "queries.sql", "sqlite3"), BootClock(), LEASE)
+        self._store = Store(aiosql.from_path(_HERE / "queries.sql", "sqlite3", mandatory_parameters=False), BootClock(), LEASE)
 
     @classmethod
     async def open(cls, path: Path) -> Self:

@@ -86,7 +86,11 @@ class Store:
             return Stale(current=_redriven(node), attempt_count=len(attempts))
         if node["cancelled_at"] is not None:
             return Settled(
-                end=NodeEnd.CANCELLED, output=None, source=None, operation_id=str(operation), attempt_count=len(attempts)
+                end=NodeEnd.CANCELLED,
+                output=None,
+                source=None,
+                operation_id=str(operation),
+                attempt_count=len(attempts),
             )
         if node["fence"] is not None and request.scheduled_at < _time(node["fence"]):
             return Stale(current=None, attempt_count=len(attempts))
@@ -224,7 +228,9 @@ class Store:
         """See `Ledger.renew`."""
         boot, clock = self._clock.read(connection)
         until = clock + self._lease.total_seconds()
-        changed: int = self._sql.renew_lease(connection, operation_id=str(operation), epoch=epoch, boot=boot, until=until)
+        changed: int = self._sql.renew_lease(
+            connection, operation_id=str(operation), epoch=epoch, boot=boot, until=until
+        )
         return changed == 1
 
     def succeed(self, connection: Any, operation: OperationId, epoch: int, output: Json, now: datetime) -> bool:
@@ -272,9 +278,7 @@ class Store:
 
     def _end_attempt(self, connection: Any, operation: OperationId, epoch: int, now: datetime, **values: Any) -> None:
         blank = dict.fromkeys(("category", "code", "message", "http_status", "next_eligible_at", "not_before"))
-        self._sql.end_attempt(
-            connection, operation_id=str(operation), epoch=epoch, now=_text(now), **(blank | values)
-        )
+        self._sql.end_attempt(connection, operation_id=str(operation), epoch=epoch, now=_text(now), **(blank | values))
 
     def _holds(self, connection: Any, operation: OperationId, epoch: int) -> bool:
         row = self._sql.operation(connection, operation_id=str(operation))
@@ -384,9 +388,7 @@ class Store:
             approval=request.approval.model_dump_json() if request.approval else "null",
         )
         if not request.new_operation:
-            self._sql.adopt_fingerprint(
-                connection, operation_id=str(operation), fingerprint=request.tool.fingerprint
-            )
+            self._sql.adopt_fingerprint(connection, operation_id=str(operation), fingerprint=request.tool.fingerprint)
 
     def cancel(self, connection: Any, run_id: str, node_ids: list[str], fence: datetime, now: datetime) -> None:
         """See `Ledger.cancel`."""
@@ -459,7 +461,6 @@ class Store:
             decisions=_decisions(node),
         )
 
-
     def _leased(self, connection: Any, operation: Row | None) -> bool:
         return operation is not None and self._lease_left(connection, operation) > timedelta(0)
 
@@ -490,7 +491,11 @@ def _spent(counted: Sequence[Row], budgets: Mapping[Category, int], operation_id
         return None
     last = counted[-1]
     category = _category(last)
-    if last["code"] in UNCOUNTED or last["code"] == Code.LEDGER_LOST or _failures(counted)[category] < budgets[category]:
+    if (
+        last["code"] in UNCOUNTED
+        or last["code"] == Code.LEDGER_LOST
+        or _failures(counted)[category] < budgets[category]
+    ):
         return None
     record = _record(last)
     return Spent(
@@ -516,9 +521,7 @@ def _category(attempt: Row) -> Category:
 
 def _is_at_risk(attempt: Row) -> bool:
     """Whether a blind repetition could be a second effect."""
-    return (
-        attempt["side_effect"] != SideEffect.NONE and attempt["settled"] is None and attempt["accepted_by"] is None
-    )
+    return attempt["side_effect"] != SideEffect.NONE and attempt["settled"] is None and attempt["accepted_by"] is None
 
 
 def _is_lost(attempt: Row) -> bool:

@@ -1,0 +1,32 @@
+"""Fixtures: one Temporal server and one tool server for each test process, a bench for each test."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Bench
+from tests.tool_server import ToolServer
+from workers.embedded import EmbeddedServer, embedded_server
+
+
+@pytest.fixture(scope="session")
+async def temporal(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServer]:
+    """A real Temporal server, as `redrive dev` runs it."""
+    async with embedded_server(tmp_path_factory.mktemp("temporal"), port=0, ui_port=0) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def tool_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ToolServer]:
+    """A tool server that misbehaves as it is told."""
+    async with ToolServer.start(tmp_path_factory.mktemp("tools")) as server:
+        yield server
+
+
+@pytest.fixture
+def bench(temporal: EmbeddedServer, tool_server: ToolServer, tmp_path: Path, request: pytest.FixtureRequest) -> Bench:
+    """Tools, catalog, ledger and task queue of one test."""
+    name = "t" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    return Bench(client=temporal.client, tools=tool_server, folder=tmp_path, name=name)

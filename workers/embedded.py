@@ -1,0 +1,109 @@
+"""The embedded Temporal server: the real one with its UI, tuned, its state kept between starts."""
+
+import asyncio
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+
+from workers.client import DATA_CONVERTER
+from workflows.attributes import SEARCH_ATTRIBUTES
+
+__all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server"]
+
+_HOST: Final = "127.0.0.1"
+
+_TUNING: Final = (
+    # The stock dev server paces its own queues for a shared machine; a one-node run then takes five times as long.
+    *("--dynamic-config-value", "history.transferProcessorMaxPollRPS=10000"),
+    *("--dynamic-config-value", "history.timerProcessorMaxPollRPS=10000"),
+    *("--dynamic-config-value", "history.visibilityProcessorMaxPollRPS=10000"),
+    *("--sqlite-pragma", "journal_mode=wal"),
+    # Durable against a lost machine too, not only against a lost process.
+    *("--sqlite-pragma", "synchronous=full"),
+)
+
+
+class EmbeddedServerError(Exception):
+    """The embedded server cannot be started; the message names the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """A running embedded server."""
+
+    client: Client
+    address: str
+    ui_url: str
+
+
+@asynccontextmanager
+async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> AsyncIterator[EmbeddedServer]:
+    """Runs the Temporal server of the ``temporal`` command, with its database under a folder and the search attributes known.
+
+    Args:
+        data: The folder, made if it is not there.
+        port: Where Temporal listens; 0 takes a free one.
+        ui_port: Where its UI listens; 0 takes a free one.
+
+    Raises:
+        EmbeddedServerError: a port is taken, the folder cannot be written, or the server does not start.
+    """
+    port = port or _free_port()
+    ui_port = ui_port or _free_port()
+    for what, number, option in (("Temporal", port, "--port"), ("its UI", ui_port, "--ui-port")):
+        if not _is_free(number):
+            raise EmbeddedServerError(
+                f"port {number}, where {what} would listen, is taken (by another `redrive dev`?); choose one with {option}"
+            )
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        starting = WorkflowEnvironment.start_local(
+            ip=_HOST,
+            port=port,
+            ui=True,
+            ui_port=ui_port,
+            data_converter=DATA_CONVERTER,
+            search_attributes=SEARCH_ATTRIBUTES,
+            dev_server_existing_path=temporal_binary(),
+            dev_server_database_filename=str(data / "temporal.db"),
+            dev_server_log_level="error",
+            dev_server_extra_args=_TUNING,
+        )
+        environment = await starting
+    except (RuntimeError, OSError) as error:
+        raise EmbeddedServerError(f"the embedded Temporal server did not start: {error}") from error
+    try:
+        yield EmbeddedServer(client=environment.client, address=f"{_HOST}:{port}", ui_url=f"http://{_HOST}:{ui_port}")
+    finally:
+        await asyncio.shield(environment.shutdown())
+
+
+def temporal_binary() -> str | None:
+    """The ``temporal`` command: the one that is installed beside this Python, else on the path; None: the SDK's download."""
+    beside = Path(sys.executable).parent / "temporal"
+    return str(beside) if beside.is_file() else shutil.which("temporal")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        number: int = probe.getsockname()[1]
+        return number

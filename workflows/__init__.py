@@ -1,0 +1,1 @@
+"""Durable decisions only: runs, nodes, dead letters. Nothing here touches the world."""

@@ -1,0 +1,546 @@
+"""``DeadLetter``: holds the evidence, tells people, and waits for their decision for as long as it takes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from temporalio import workflow
+from temporalio.common import RawValue, RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
+
+with workflow.unsafe.imports_passed_through():
+    from activities import stubs
+    from contracts.base import Json
+    from contracts.dead_letters import (
+        MAX_DECISIONS_SHOWN,
+        REFUSALS,
+        Action,
+        Decision,
+        DecisionOutcome,
+        DecisionRecord,
+        Eligibility,
+        Entry,
+        EntryStatus,
+        MalformedDecisionError,
+        RedriveDecision,
+        RefusalCode,
+        ResolveDecision,
+        parse_decision,
+    )
+    from contracts.dispatch import (
+        Change,
+        DeadLetterInput,
+        DeadLetterResult,
+        DecideRequest,
+        PreflightAnswer,
+        PreflightRequest,
+        ReconcileAnswer,
+        ReconcileRequest,
+        ReportTo,
+        ToolFacts,
+        Verdict,
+    )
+    from contracts.failures import SideEffect
+    from contracts.runs import Revocation, Source
+    from workflows.attributes import STATUS
+    from workflows.options import COMMIT_TIMEOUT, MARGIN, PATIENT_RETRY, QUICK_RETRY
+    from workflows.payloads import read_one, read_signal
+
+__all__ = ["DeadLetter"]
+
+_OBSOLETE_FOR: Final = timedelta(hours=24)
+"""How long an entry that nobody needs to decide any more stays open to be looked at."""
+_ALERT_TIMEOUT: Final = timedelta(seconds=30)
+_ALERT_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=5))
+_MAX_REASON: Final = 1000
+
+_EFFECT_REFUSALS: Final = frozenset(
+    {RefusalCode.SIDE_EFFECT_UNRESOLVED, RefusalCode.DEDUPE_WINDOW_EXPIRED, RefusalCode.EFFECT_CONFIRMED}
+)
+"""Refusals that the tool itself may lift by saying what happened."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A decision in the queue, and the record that answers it."""
+
+    action: Action
+    decision: Decision
+    decision_id: str
+    record: DecisionRecord | None = None
+
+
+@workflow.defn(name="DeadLetter")
+class DeadLetter:
+    """A dead letter; see ``CONTRACT.md`` for its query and its decisions."""
+
+    def __init__(self) -> None:
+        self._start: DeadLetterInput
+        self._entry: Entry
+        # What its node has started it with.
+        self._shown = EntryStatus.AWAITING_DECISION
+        self._queue: deque[_Pending] = deque()
+        self._result: DeadLetterResult | None = None
+        self._revoked: list[str] = []
+        self._node_gone = False
+        self._outdated = True
+        self._obsolete_at: datetime | None = None
+        self._report_to: list[str] = []
+
+    @workflow.run
+    async def run(self, *payloads: Any) -> DeadLetterResult:
+        """Waits for a decision, and ends with it."""
+        self._start = read_one(DeadLetterInput, payloads, "InvalidDeadLetter")
+        self._entry = self._start.entry
+        self._revoked = list(self._start.revoked)
+        self._node_gone = self._start.node_gone
+        alert = None if self._start.announced else asyncio.create_task(self._announce())
+        work = asyncio.create_task(self._serve())
+        while not work.done():
+            try:
+                await workflow.wait_condition(work.done)
+            except asyncio.CancelledError:
+                # Cancelling a run must never hide an uncertain effect; a decision ends this, nothing else does.
+                workflow.logger.info("a dead letter is not cancelled; decide it")
+        result = work.result()
+        if result is None:
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            workflow.continue_as_new(
+                self._start.model_copy(
+                    update={
+                        "entry": self._entry,
+                        "revoked": self._revoked,
+                        "node_gone": self._node_gone,
+                        "announced": alert is None or alert.done(),
+                    }
+                )
+            )
+        if alert is not None and not alert.done():
+            alert.cancel()
+        await self._report(result)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return result
+
+    async def _serve(self) -> DeadLetterResult | None:
+        """One decision at a time, in the order of their arrival; None: continue as new."""
+        while self._result is None:
+            if self._outdated:
+                self._outdated = False
+                await self._check()
+            if not self._queue and workflow.info().is_continue_as_new_suggested():
+                return None
+            try:
+                await workflow.wait_condition(
+                    lambda: bool(self._queue) or self._outdated,
+                    timeout=self._obsolete_at - workflow.now() if self._obsolete_at is not None else None,
+                    timeout_summary="nobody needs to decide this any more",
+                )
+            except TimeoutError:
+                return self._end(EntryStatus.OBSOLETE)
+            while self._queue and self._result is None:
+                pending = self._queue.popleft()
+                pending.record = await self._decide(pending)
+        for late in self._queue:
+            late.record = self._record(late, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
+        return self._result
+
+    # What people send. Each decision is a signal and an update of one name; a signal that cannot be read is kept as rejected.
+
+    @workflow.query
+    def entry(self) -> Entry:
+        """The whole evidence."""
+        return self._entry
+
+    @workflow.signal(
+        name="redrive", description="Send again: decided_by, reason, input, new_operation, approval, override"
+    )
+    def signal_redrive(self, *payloads: Any) -> None:
+        """See `contracts.dead_letters.RedriveDecision`."""
+        self._signalled(Action.REDRIVE, payloads)
+
+    @workflow.signal(name="discard", description="Give the node up: decided_by, reason")
+    def signal_discard(self, *payloads: Any) -> None:
+        """See `contracts.dead_letters.DiscardDecision`."""
+        self._signalled(Action.DISCARD, payloads)
+
+    @workflow.signal(name="resolve", description="End the node with a result you vouch for: decided_by, reason, output")
+    def signal_resolve(self, *payloads: Any) -> None:
+        """See `contracts.dead_letters.ResolveDecision`."""
+        self._signalled(Action.RESOLVE, payloads)
+
+    @workflow.signal(name="reconcile", description="Ask the tool again what happened: decided_by")
+    def signal_reconcile(self, *payloads: Any) -> None:
+        """See `contracts.dead_letters.ReconcileDecision`."""
+        self._signalled(Action.RECONCILE, payloads)
+
+    @workflow.signal(name="check", description="Refresh the eligibility; decides nothing")
+    def signal_check(self, *payloads: Any) -> None:
+        """See `contracts.dead_letters.CheckDecision`."""
+        self._signalled(Action.CHECK, payloads)
+
+    @workflow.update(
+        name="redrive", description="Send again: decided_by, reason, input, new_operation, approval, override"
+    )
+    async def update_redrive(self, *payloads: Any) -> DecisionRecord:
+        """See `contracts.dead_letters.RedriveDecision`."""
+        return await self._updated(Action.REDRIVE, payloads)
+
+    @workflow.update(name="discard", description="Give the node up: decided_by, reason")
+    async def update_discard(self, *payloads: Any) -> DecisionRecord:
+        """See `contracts.dead_letters.DiscardDecision`."""
+        return await self._updated(Action.DISCARD, payloads)
+
+    @workflow.update(name="resolve", description="End the node with a result you vouch for: decided_by, reason, output")
+    async def update_resolve(self, *payloads: Any) -> DecisionRecord:
+        """See `contracts.dead_letters.ResolveDecision`."""
+        return await self._updated(Action.RESOLVE, payloads)
+
+    @workflow.update(name="reconcile", description="Ask the tool again what happened: decided_by")
+    async def update_reconcile(self, *payloads: Any) -> DecisionRecord:
+        """See `contracts.dead_letters.ReconcileDecision`."""
+        return await self._updated(Action.RECONCILE, payloads)
+
+    @workflow.update(name="check", description="Refresh the eligibility; decides nothing")
+    async def update_check(self, *payloads: Any) -> DecisionRecord:
+        """See `contracts.dead_letters.CheckDecision`."""
+        return await self._updated(Action.CHECK, payloads)
+
+    @update_redrive.validator
+    def _validate_redrive(self, *payloads: Any) -> None:
+        parse_decision(Action.REDRIVE, list(payloads))
+
+    @update_discard.validator
+    def _validate_discard(self, *payloads: Any) -> None:
+        parse_decision(Action.DISCARD, list(payloads))
+
+    @update_resolve.validator
+    def _validate_resolve(self, *payloads: Any) -> None:
+        parse_decision(Action.RESOLVE, list(payloads))
+
+    @update_reconcile.validator
+    def _validate_reconcile(self, *payloads: Any) -> None:
+        parse_decision(Action.RECONCILE, list(payloads))
+
+    @update_check.validator
+    def _validate_check(self, *payloads: Any) -> None:
+        parse_decision(Action.CHECK, list(payloads))
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, payloads: Sequence[RawValue]) -> None:
+        """A decision of no known name: kept as rejected, so that its sender can find out."""
+        known = ", ".join(Action)
+        self._reject(name[:_MAX_REASON], (), f"there is no decision {name[:100]!r}; there are {known}")
+
+    # What the other workflows send.
+
+    @workflow.signal
+    def node_gone(self) -> None:
+        """The node was cancelled and waits no longer."""
+        self._node_gone = True
+        self._outdated = True
+
+    @workflow.signal
+    def revoke_approval(self, *payloads: Any) -> None:
+        """The run says that an approval was revoked."""
+        revocation = read_signal(Revocation, payloads)
+        if revocation is not None and revocation.approval_id not in self._revoked:
+            self._revoked.append(revocation.approval_id)
+            self._outdated = True
+
+    @workflow.signal
+    def report_to(self, *payloads: Any) -> None:
+        """A node that did not open this wants to hear the decision."""
+        asked = read_signal(ReportTo, payloads)
+        if asked is not None:
+            self._report_to.append(asked.workflow_id)
+
+    def _signalled(self, action: Action, payloads: tuple[Any, ...]) -> None:
+        try:
+            decision = parse_decision(action, list(payloads))
+        except MalformedDecisionError as error:
+            self._reject(action, payloads, f"malformed: {error}")
+            return
+        self._queue.append(_Pending(action, decision, decision.decision_id or str(workflow.uuid4())))
+
+    async def _updated(self, action: Action, payloads: tuple[Any, ...]) -> DecisionRecord:
+        decision = parse_decision(action, list(payloads))
+        pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
+        if self._result is not None:
+            return self._record(pending, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
+        self._queue.append(pending)
+        await workflow.wait_condition(lambda: pending.record is not None)
+        assert pending.record is not None
+        return pending.record
+
+    def _reject(self, action: str, payloads: tuple[Any, ...], reason: str) -> None:
+        said = payloads[0] if payloads and isinstance(payloads[0], dict) else {}
+        by, decision_id = said.get("decided_by"), said.get("decision_id")
+        self._keep(
+            DecisionRecord(
+                decision_id=decision_id[:_MAX_REASON] if isinstance(decision_id, str) else str(workflow.uuid4()),
+                action=action,
+                decided_by=by[:_MAX_REASON] if isinstance(by, str) else "",
+                reason=reason[:_MAX_REASON],
+                at=workflow.now(),
+                outcome=DecisionOutcome.REJECTED,
+            )
+        )
+
+    async def _decide(self, pending: _Pending) -> DecisionRecord:
+        """One decision, from its arrival to its record."""
+        for earlier in self._entry.decisions:
+            if earlier.decision_id == pending.decision_id and earlier.outcome is not DecisionOutcome.REJECTED:
+                return earlier
+        decision = pending.decision
+        if decision.if_redrives is not None and decision.if_redrives != self._entry.redrives:
+            return self._keep(self._record(pending, DecisionOutcome.REFUSED, [RefusalCode.EVIDENCE_CHANGED]))
+        match pending.action:
+            case Action.CHECK:
+                await self._check()
+                record = self._record(pending, DecisionOutcome.NOTED)
+                # An anonymous check is a look, not something to remember.
+                return self._keep(record) if decision.decided_by or decision.decision_id else record
+            case Action.RECONCILE:
+                return await self._reconcile(pending)
+            case Action.REDRIVE:
+                assert isinstance(decision, RedriveDecision)
+                return await self._redrive(pending, decision)
+            case Action.RESOLVE:
+                assert isinstance(decision, ResolveDecision)
+                return await self._resolve(pending, decision)
+            case Action.DISCARD:
+                return await self._commit(pending, Change.DISCARD, EntryStatus.DISCARDED)
+
+    async def _check(self) -> PreflightAnswer:
+        """Checks a plain redrive against the present; what it finds is the eligibility."""
+        answer = await self._preflight(self._plain())
+        self._note(answer)
+        return answer
+
+    def _note(self, answer: PreflightAnswer) -> None:
+        refusals = answer.refusals
+        if self._node_gone and not {RefusalCode.RUN_CLOSED, RefusalCode.RUN_CANCELLING, RefusalCode.NODE_CLOSED} & set(
+            refusals
+        ):
+            refusals = [RefusalCode.NODE_CLOSED, *refusals]
+        eligibility = Eligibility(redrivable=not refusals, refusals=refusals, checked_at=answer.at)
+        self._update(eligibility=eligibility, side_effect=answer.side_effect)
+        gone = answer.run_gone or self._node_gone
+        if gone and answer.side_effect is SideEffect.NONE and self._entry.status is EntryStatus.AWAITING_DECISION:
+            self._obsolete_at = workflow.now() + _OBSOLETE_FOR
+            self._update(status=EntryStatus.OBSOLETE)
+        self._show()
+
+    def _plain(self) -> PreflightRequest:
+        return PreflightRequest(
+            run_id=self._entry.run_id,
+            node_id=self._entry.node_id,
+            logical_attempt=self._entry.logical_attempt,
+            tool=self._entry.tool,
+            input=self._entry.input,
+            approval=self._start.approval,
+            revoked=self._revoked,
+            redrives=self._entry.redrives,
+        )
+
+    async def _preflight(self, request: PreflightRequest) -> PreflightAnswer:
+        return await workflow.execute_activity(
+            stubs.preflight,
+            request,
+            start_to_close_timeout=COMMIT_TIMEOUT,
+            retry_policy=PATIENT_RETRY,
+            summary="would a redrive be accepted?",
+        )
+
+    async def _redrive(self, pending: _Pending, decision: RedriveDecision) -> DecisionRecord:
+        request = self._plain().model_copy(
+            update={
+                "input": decision.input if decision.edits_input else self._entry.input,
+                "edited": decision.edits_input,
+                "new_operation": decision.is_new_operation,
+                "new_approval": decision.approval,
+            }
+        )
+        answer = await self._preflight(request)
+        if _EFFECT_REFUSALS & set(answer.refusals) and answer.tool is not None and answer.tool.askable:
+            asked = await self._ask(answer.tool)
+            if asked.verdict is Verdict.COMMITTED and asked.usable:
+                return await self._reconciled(pending, asked, DecisionOutcome.ACCEPTED)
+            answer = await self._preflight(request)
+        standing = [code for code in answer.refusals if code not in decision.override or not REFUSALS[code].overridable]
+        if self._node_gone and not standing:
+            standing = [RefusalCode.NODE_CLOSED]
+        if standing:
+            self._outdated = True
+            return self._keep(self._record(pending, DecisionOutcome.REFUSED, standing))
+        return await self._commit(
+            pending,
+            Change.REDRIVE,
+            EntryStatus.REDRIVEN,
+            new_operation=decision.is_new_operation,
+            value=request.input,
+            answer=answer,
+        )
+
+    async def _resolve(self, pending: _Pending, decision: ResolveDecision) -> DecisionRecord:
+        request = self._plain().model_copy(update={"resolution": decision.output, "resolves": True})
+        answer = await self._preflight(request)
+        if answer.output_problems:
+            problems = "; ".join(answer.output_problems)
+            record = self._record(pending, DecisionOutcome.REJECTED)
+            return self._keep(record.model_copy(update={"reason": f"malformed: {problems}"[:_MAX_REASON]}))
+        return await self._commit(pending, Change.RESOLVE, EntryStatus.RESOLVED, output=decision.output)
+
+    async def _reconcile(self, pending: _Pending) -> DecisionRecord:
+        answer = await self._check()
+        if answer.tool is None or not answer.tool.askable:
+            return self._keep(
+                self._record(pending, DecisionOutcome.NOTED, said="the tool cannot be asked: it has no reconcile URL")
+            )
+        asked = await self._ask(answer.tool)
+        if asked.verdict is Verdict.COMMITTED and asked.usable:
+            return await self._reconciled(pending, asked, DecisionOutcome.NOTED)
+        await self._check()
+        said = f"{asked.verdict}{': ' if asked.message else ''}{asked.message}"
+        return self._keep(self._record(pending, DecisionOutcome.NOTED, said=said))
+
+    async def _ask(self, tool: ToolFacts) -> ReconcileAnswer:
+        """Asks the tool once: a person waits."""
+        try:
+            return await workflow.execute_activity(
+                stubs.reconcile,
+                ReconcileRequest(
+                    run_id=self._entry.run_id,
+                    node_id=self._entry.node_id,
+                    logical_attempt=self._entry.logical_attempt,
+                    tool=self._entry.tool.name,
+                    input=self._entry.input,
+                    correlation_id=self._entry.correlation_id,
+                    trace_id=self._entry.trace_id,
+                    once=True,
+                ),
+                start_to_close_timeout=tool.timeout + MARGIN,
+                retry_policy=QUICK_RETRY,
+                summary=f"what became of {self._entry.operation_id}?",
+            )
+        except ActivityError as error:
+            message = error.cause.message if isinstance(error.cause, ApplicationError) else error.message
+            return ReconcileAnswer(verdict=Verdict.NO_ANSWER, message=message, side_effect=self._entry.side_effect)
+
+    async def _reconciled(self, pending: _Pending, asked: ReconcileAnswer, outcome: DecisionOutcome) -> DecisionRecord:
+        return await self._commit(
+            pending,
+            Change.RESOLVE,
+            EntryStatus.RESOLVED,
+            output=asked.output,
+            source=Source.RECONCILED,
+            outcome=outcome,
+            said="the tool says that it happened; its result is taken",
+        )
+
+    async def _commit(
+        self,
+        pending: _Pending,
+        change: Change,
+        status: EntryStatus,
+        *,
+        outcome: DecisionOutcome = DecisionOutcome.ACCEPTED,
+        new_operation: bool = False,
+        value: Json = None,
+        answer: PreflightAnswer | None = None,
+        output: Json = None,
+        source: Source = Source.RESOLVED,
+        said: str = "",
+    ) -> DecisionRecord:
+        """Commits an accepted decision to the node's row; the node acts on it when this has closed."""
+        tool = answer.tool if answer is not None else None
+        decided = await workflow.execute_activity(
+            stubs.decide,
+            DecideRequest(
+                run_id=self._entry.run_id,
+                node_id=self._entry.node_id,
+                redrives=self._entry.redrives,
+                logical_attempt=self._entry.logical_attempt,
+                record=self._record(pending, outcome, said=said),
+                change=change,
+                new_operation=new_operation,
+                input=value,
+                tool=tool.reference if tool is not None else self._entry.tool,
+                approval=answer.approval if answer is not None else None,
+                output=output,
+                source=source,
+            ),
+            start_to_close_timeout=COMMIT_TIMEOUT,
+            retry_policy=PATIENT_RETRY,
+            summary=f"{pending.action} by {pending.decision.decided_by}",
+        )
+        record = self._keep(decided.record)
+        if record.outcome is not DecisionOutcome.REFUSED:
+            self._result = self._end(status, record).model_copy(
+                update={"redriven": decided.redriven, "tool": tool, "output": output, "source": source}
+            )
+        return record
+
+    def _end(self, status: EntryStatus, record: DecisionRecord | None = None) -> DeadLetterResult:
+        self._update(status=status)
+        self._show()
+        return DeadLetterResult(status=status, record=record, decisions=self._entry.decisions)
+
+    def _record(
+        self,
+        pending: _Pending,
+        outcome: DecisionOutcome,
+        refusals: Sequence[RefusalCode] = (),
+        said: str = "",
+    ) -> DecisionRecord:
+        reason: str = getattr(pending.decision, "reason", "")
+        return DecisionRecord(
+            decision_id=pending.decision_id,
+            action=pending.action,
+            decided_by=pending.decision.decided_by,
+            reason=" -> ".join(part for part in (reason, said) if part)[:_MAX_REASON],
+            at=workflow.now(),
+            outcome=outcome,
+            refusals=list(refusals),
+        )
+
+    def _keep(self, record: DecisionRecord) -> DecisionRecord:
+        self._update(decisions=[*self._entry.decisions, record][-MAX_DECISIONS_SHOWN:])
+        return record
+
+    def _update(self, **changes: Any) -> None:
+        self._entry = self._entry.model_copy(update=changes)
+
+    def _show(self) -> None:
+        """What a person sees who opens this in the Temporal UI, or lists dead letters."""
+        entry = self._entry
+        standing = "".join(
+            f"\n- {code}: {REFUSALS[code].when}; {REFUSALS[code].cure}" for code in entry.eligibility.refusals
+        )
+        workflow.set_current_details(
+            f"**{entry.status}** ({entry.error.category} {entry.error.code}, effect {entry.side_effect})\n\n"
+            f"{entry.error.message}\n\n"
+            + (f"A redrive would be refused:{standing}" if standing else "A redrive would be accepted.")
+        )
+        if entry.status is not self._shown:
+            self._shown = entry.status
+            workflow.upsert_search_attributes([STATUS.value_set(entry.status)])
+
+    async def _announce(self) -> None:
+        await workflow.execute_activity(
+            stubs.alert,
+            self._entry,
+            start_to_close_timeout=_ALERT_TIMEOUT,
+            retry_policy=_ALERT_RETRY,
+            summary="tell people",
+        )
+
+    async def _report(self, result: DeadLetterResult) -> None:
+        while self._report_to:
+            try:
+                await workflow.get_external_workflow_handle(self._report_to.pop()).signal("dead_letter_settled", result)
+            except FailureError:
+                workflow.logger.info("the node that asked is closed: nobody to tell")

@@ -1,0 +1,582 @@
+"""``Node``: one operation at a time, until it has a result or a person has decided.
+
+It calls one activity and knows nothing of HTTP: retries happen on the server, where the UI shows them.
+"""
+
+import asyncio
+from datetime import timedelta
+from typing import Any, Final
+
+from temporalio import workflow
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    ChildWorkflowError,
+    FailureError,
+    RetryState,
+    WorkflowAlreadyStartedError,
+)
+from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
+
+with workflow.unsafe.imports_passed_through():
+    from activities import stubs
+    from contracts.base import Json
+    from contracts.canonical import content_hash
+    from contracts.dead_letters import (
+        DecisionRecord,
+        Delivery,
+        Eligibility,
+        Entry,
+        EntryStatus,
+        ErrorInfo,
+        Runtime,
+        failure_fingerprint,
+        merged,
+    )
+    from contracts.dispatch import (
+        Approved,
+        CallResult,
+        CancelRequest,
+        DeadLetterInput,
+        DeadLetterResult,
+        Dispatch,
+        Evidence,
+        EvidenceRequest,
+        FailureDetails,
+        NodeChange,
+        NodeEnd,
+        NodeInput,
+        NodeReport,
+        ReconcileAnswer,
+        ReconcileRequest,
+        Redriven,
+        Refusal,
+        ReportTo,
+        ToolFacts,
+        Verdict,
+    )
+    from contracts.failures import Category, Code, SideEffect, clip_message
+    from contracts.identity import OperationId, dead_letter_workflow_id, node_workflow_id
+    from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
+    from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
+    from workflows.options import (
+        CALL_RETRY,
+        COMMIT_TIMEOUT,
+        HEARTBEAT_TIMEOUT,
+        MARGIN,
+        NODE_CANCELLED,
+        NODE_DISCARDED,
+        PATIENT_RETRY,
+        QUICK_RETRY,
+        RECONCILE_RETRY,
+    )
+    from workflows.payloads import read_one, read_signal
+
+__all__ = ["Node"]
+
+DeadLetterHandle = workflow.ChildWorkflowHandle[Any, DeadLetterResult]
+
+_SHOWN: Final = 300
+"""How much of an error's message is shown beside its node."""
+_NO_ANSWER: Final = "no worker could read the ledger"
+
+
+@workflow.defn(name="Node")
+class Node:
+    """A node of a run. Runs start it; nobody else needs to."""
+
+    def __init__(self) -> None:
+        self._node: NodeInput
+        self._tool: ToolFacts
+        self._input: Json = None
+        self._refusal: Refusal | None = None
+        self._approval: Approved | None = None
+        self._logical_attempt = 1
+        self._redrives = 0
+        self._deadline = workflow.now()
+        self._call: workflow.ActivityHandle[CallResult] | None = None
+        self._parked = False
+        self._cancelling = False
+        self._decisions: list[DecisionRecord] = []
+        self._revoked: dict[str, Revocation] = {}
+        self._report_to: list[str] = []
+        self._settled: DeadLetterResult | None = None
+        self._troubled = False
+
+    @workflow.run
+    async def run(self, *payloads: Any) -> NodeResult:
+        """Performs the node.
+
+        Raises:
+            ApplicationError: ``NodeDiscarded``, ``NodeCancelled``: it ended without a result.
+        """
+        self._node = read_one(NodeInput, payloads, "InvalidNode")
+        self._tool = self._node.tool
+        self._input = self._node.input
+        self._refusal = self._node.refusal
+        if self._node.approval is not None:
+            self._approval = self._bind(self._node.approval)
+        self._fresh_deadline()
+        work = asyncio.create_task(self._work())
+        try:
+            await workflow.wait_condition(work.done)
+        except asyncio.CancelledError:
+            await self._cancel()
+            await workflow.wait_condition(work.done)
+            await self._report(work)
+            if isinstance(error := work.exception(), ApplicationError) and error.type == NODE_CANCELLED:
+                raise
+        else:
+            await self._report(work)
+        return work.result()
+
+    async def _work(self) -> NodeResult:
+        while True:
+            try:
+                result = await self._perform()
+            except ActivityError as error:
+                outcome = await self._failed(error)
+            else:
+                outcome = await self._answered(result)
+            if outcome is not None:
+                return outcome
+
+    async def _perform(self) -> CallResult:
+        """One dispatch: the server retries it as the entry says, and this waits for the outcome."""
+        self._call = workflow.start_activity(
+            stubs.call_tool,
+            Dispatch(
+                run_id=self._node.run_id,
+                node_id=self._node.node_id,
+                logical_attempt=self._logical_attempt,
+                redrives=self._redrives,
+                tool=self._tool.name,
+                fingerprint=self._tool.fingerprint,
+                input=self._input,
+                deadline=self._deadline,
+                node_started_at=workflow.info().workflow_start_time,
+                correlation_id=self._node.correlation_id,
+                trace_id=self._node.trace_id,
+                approval=self._approval.grant if self._approval else None,
+                refusal=self._refused(),
+            ),
+            activity_id="call_tool",
+            task_queue=self._tool.task_queue,
+            schedule_to_close_timeout=max(self._deadline - workflow.now(), timedelta(0)) + self._tool.timeout + MARGIN,
+            start_to_close_timeout=self._tool.timeout + MARGIN,
+            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            retry_policy=CALL_RETRY,
+            cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            summary=f"{self._tool.name} {self._operation}",
+        )
+        if self._cancelling:
+            self._call.cancel()
+        try:
+            return await self._call
+        finally:
+            self._call = None
+
+    def _refused(self) -> Refusal | None:
+        """Why nothing may be sent, as far as only the node knows it."""
+        if self._refusal is not None:
+            return self._refusal
+        if self._approval is None or (revocation := self._revoked.get(self._approval.grant.id)) is None:
+            return None
+        message = f"the approval {revocation.approval_id!r} was revoked by {revocation.revoked_by}"
+        if revocation.reason:
+            message += f": {revocation.reason}"
+        return Refusal(category=Category.PERMISSION, code=Code.APPROVAL_REVOKED, message=clip_message(message))
+
+    async def _answered(self, result: CallResult) -> NodeResult | None:
+        """What an answer means; None: go on."""
+        if result.redriven is not None:
+            self._go_on_as(result.redriven, result.tool)
+            return None
+        match result.end:
+            case NodeEnd.DISCARDED:
+                raise _ended(NODE_DISCARDED, "the node was discarded")
+            case NodeEnd.CANCELLED:
+                return await self._settle_cancelled()
+            case _:
+                return self._result(result.output, result.source or Source.EXECUTED, result)
+
+    def _result(self, output: Json, source: Source, result: CallResult) -> NodeResult:
+        operation = OperationId.parse(result.operation_id)
+        if self._troubled:
+            workflow.upsert_search_attributes([STATUS.value_set(NodeStatus.SUCCEEDED)])
+        return NodeResult(
+            node_id=self._node.node_id,
+            operation_id=result.operation_id,
+            idempotency_key=operation.idempotency_key,
+            output=output,
+            attempt_count=result.attempt_count,
+            source=source,
+        )
+
+    async def _failed(self, error: ActivityError) -> NodeResult | None:
+        """The call has failed for good: reconcile what is uncertain, then hand over to a person; None: go on."""
+        evidence = await self._gather()
+        failure = self._failure(error, evidence)
+        if evidence.side_effect is not SideEffect.NONE and self._tool.askable:
+            answer = await self._reconcile()
+            if answer.verdict is Verdict.COMMITTED and answer.usable:
+                return self._reconciled(answer)
+            if answer.verdict is Verdict.ABSENT:
+                if answer.may_resend and failure.category is Category.UNKNOWN_SIDE_EFFECT and not self._cancelling:
+                    return None
+                failure = _known_absent(failure)
+            else:
+                failure = _add(failure, f"reconcile: {answer.message or answer.verdict}")
+            evidence = await self._gather()
+        if self._cancelling and evidence.side_effect is SideEffect.NONE:
+            raise _ended(NODE_CANCELLED, "the run was cancelled")
+        return await self._hand_over(failure, evidence)
+
+    def _failure(self, error: ActivityError, evidence: Evidence) -> ErrorInfo:
+        """What ended the attempts: the entry's own words where it had any, else what Temporal says."""
+        cause = error.cause
+        called_off = isinstance(cause, CancelledError) or error.retry_state is RetryState.CANCEL_REQUESTED
+        if called_off and (refused := self._refused()) is not None:
+            return ErrorInfo(category=refused.category, code=refused.code, message=refused.message)
+        if isinstance(cause, ApplicationError) and cause.type in Category.__members__ and cause.details:
+            failure = FailureDetails.model_validate(cause.details[0]).error
+            if error.retry_state is not RetryState.TIMEOUT:
+                return failure
+            late = _add(failure, "the node's deadline has passed")
+            return late.model_copy(update={"code": Code.DEADLINE_EXCEEDED})
+        last = evidence.attempts[-1] if evidence.attempts else None
+        return ErrorInfo(
+            category=last.category if last is not None and last.category is not None else Category.TRANSIENT,
+            code=Code.CANCELLED if called_off else Code.DEADLINE_EXCEEDED,
+            message=clip_message(_message(error) or error.message),
+        )
+
+    async def _settle_cancelled(self) -> NodeResult | None:
+        """The ledger says that the node was cancelled; what it may have done is settled all the same."""
+        self._cancelling = True
+        evidence = await self._gather()
+        if evidence.side_effect is SideEffect.NONE:
+            raise _ended(NODE_CANCELLED, "the node was cancelled")
+        lost = evidence.attempts[-1] if evidence.attempts else None
+        failure = ErrorInfo(
+            category=Category.UNKNOWN_SIDE_EFFECT,
+            code=lost.code or Code.UNSETTLED if lost else Code.UNSETTLED,
+            message="the node was cancelled while its effect was uncertain",
+        )
+        if self._tool.askable:
+            answer = await self._reconcile()
+            if answer.verdict is Verdict.COMMITTED and answer.usable:
+                return self._reconciled(answer)
+            if answer.verdict is Verdict.ABSENT:
+                raise _ended(NODE_CANCELLED, "the node was cancelled; its tool says that nothing happened")
+        return await self._hand_over(failure, evidence)
+
+    def _reconciled(self, answer: ReconcileAnswer) -> NodeResult:
+        result = CallResult(operation_id=str(self._operation), attempt_count=answer.attempt_count)
+        return self._result(answer.output, Source.RECONCILED, result)
+
+    async def _gather(self) -> Evidence:
+        request = EvidenceRequest(
+            run_id=self._node.run_id,
+            node_id=self._node.node_id,
+            logical_attempt=self._logical_attempt,
+            tool=self._tool.name,
+        )
+        try:
+            return await workflow.execute_activity(
+                stubs.gather_evidence,
+                request,
+                start_to_close_timeout=COMMIT_TIMEOUT,
+                retry_policy=QUICK_RETRY,
+                summary="what the ledger knows",
+            )
+        except ActivityError:
+            # The ledger is away. A person must be told all the same; an effect that nobody can rule out is possible.
+            return Evidence(
+                attempts=[],
+                attempts_omitted=0,
+                attempt_count=0,
+                side_effect=SideEffect.POSSIBLE,
+                delivery=None,
+                decisions=[],
+                redrives=self._redrives,
+                at=workflow.now(),
+                redrive_version="",
+                temporalio_version="",
+            )
+
+    async def _reconcile(self) -> ReconcileAnswer:
+        """Asks the tool, as often as the policy of a dependency that is down allows."""
+        request = ReconcileRequest(
+            run_id=self._node.run_id,
+            node_id=self._node.node_id,
+            logical_attempt=self._logical_attempt,
+            tool=self._tool.name,
+            input=self._input,
+            correlation_id=self._node.correlation_id,
+            trace_id=self._node.trace_id,
+        )
+        try:
+            return await workflow.execute_activity(
+                stubs.reconcile,
+                request,
+                start_to_close_timeout=self._tool.timeout + MARGIN,
+                schedule_to_close_timeout=_LONGEST_RECONCILE + self._tool.timeout + self._tool.absent_after,
+                retry_policy=RECONCILE_RETRY,
+                summary=f"what became of {self._operation}?",
+            )
+        except ActivityError as error:
+            return ReconcileAnswer(
+                verdict=Verdict.NO_ANSWER, message=_message(error) or _NO_ANSWER, side_effect=SideEffect.POSSIBLE
+            )
+
+    async def _hand_over(self, failure: ErrorInfo, evidence: Evidence) -> NodeResult | None:
+        """Opens the dead letter and waits for its decision; None: go on."""
+        self._redrives = evidence.redrives
+        entry = self._entry(failure, evidence)
+        decided = await self._decision(entry, evidence.attempt_count)
+        if decided is None:
+            raise _ended(NODE_CANCELLED, "the run was cancelled; the dead letter outlives it")
+        self._decisions = decided.decisions
+        match decided.status:
+            case EntryStatus.REDRIVEN:
+                if decided.redriven is not None:
+                    self._go_on_as(decided.redriven, decided.tool)
+                await self._tell(NodeStatus.RUNNING, evidence.attempt_count, "")
+                return None
+            case EntryStatus.RESOLVED:
+                result = CallResult(operation_id=str(self._operation), attempt_count=evidence.attempt_count)
+                return self._result(decided.output, decided.source or Source.RESOLVED, result)
+            case EntryStatus.DISCARDED:
+                raise _ended(
+                    NODE_DISCARDED, f"discarded by {decided.record.decided_by}" if decided.record else "discarded"
+                )
+            case _:
+                raise _ended(NODE_CANCELLED, "the run was gone before anybody decided")
+
+    async def _decision(self, entry: Entry, attempt_count: int) -> DeadLetterResult | None:
+        """The decision on a dead letter; None if the node was cancelled before there was one."""
+        while True:
+            self._settled = None
+            try:
+                child: DeadLetterHandle | None = await self._open_dead_letter(entry)
+            except WorkflowAlreadyStartedError:
+                child = None
+                if not await self._attach():
+                    continue
+            self._parked = True
+            reason = f"{entry.error.category} {entry.error.code}: {entry.error.message[:_SHOWN]}"
+            await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
+            await workflow.wait_condition(lambda child=child: self._cancelling or self._has_settled(child))
+            self._parked = False
+            if child is None or not child.done():
+                return self._settled
+            try:
+                return await child
+            except ChildWorkflowError:
+                # Terminated by an operator: nothing undecided ever ends that way, so it is opened again.
+                continue
+
+    def _has_settled(self, child: DeadLetterHandle | None) -> bool:
+        return child.done() if child is not None else self._settled is not None
+
+    async def _open_dead_letter(self, entry: Entry) -> DeadLetterHandle:
+        return await workflow.start_child_workflow(
+            "DeadLetter",
+            DeadLetterInput(
+                entry=entry, approval=self._approval, revoked=list(self._revoked), node_gone=self._cancelling
+            ),
+            id=dead_letter_workflow_id(entry.run_id, entry.node_id),
+            result_type=DeadLetterResult,
+            parent_close_policy=ParentClosePolicy.ABANDON,
+            cancellation_type=ChildWorkflowCancellationType.ABANDON,
+            search_attributes=TypedSearchAttributes(
+                [
+                    SearchAttributePair(RUN_ID, entry.run_id),
+                    SearchAttributePair(TOOL, entry.tool.name),
+                    SearchAttributePair(CATEGORY, entry.error.category),
+                    SearchAttributePair(STATUS, entry.status),
+                    SearchAttributePair(FINGERPRINT, entry.failure_fingerprint),
+                ]
+            ),
+            static_summary=f"{entry.node_id}: {entry.error.category} {entry.error.code} at {entry.tool.name}",
+            static_details=f"{entry.error.message}\n\nThe `entry` query has the whole evidence.",
+        )
+
+    async def _attach(self) -> bool:
+        """Asks a dead letter that an earlier execution of this node opened to tell this one, too; False if it has closed."""
+        try:
+            await self._dead_letter().signal(
+                "report_to", ReportTo(workflow_id=node_workflow_id(self._node.run_id, self._node.node_id))
+            )
+        except FailureError:
+            return False
+        return True
+
+    def _dead_letter(self) -> workflow.ExternalWorkflowHandle[Any]:
+        return workflow.get_external_workflow_handle(dead_letter_workflow_id(self._node.run_id, self._node.node_id))
+
+    def _entry(self, failure: ErrorInfo, evidence: Evidence) -> Entry:
+        info = workflow.info()
+        times = [attempt.ended_at or attempt.started_at for attempt in evidence.attempts] or [evidence.at]
+        return Entry(
+            run_id=self._node.run_id,
+            node_id=self._node.node_id,
+            operation_id=str(self._operation),
+            idempotency_key=self._operation.idempotency_key,
+            logical_attempt=self._logical_attempt,
+            status=EntryStatus.AWAITING_DECISION,
+            tool=self._tool.reference,
+            input=self._input,
+            error=failure,
+            side_effect=evidence.side_effect,
+            attempts=evidence.attempts,
+            first_failed_at=times[0],
+            last_failed_at=times[-1],
+            delivery=evidence.delivery
+            or Delivery(
+                workflow_id=info.workflow_id,
+                workflow_run_id=info.run_id,
+                activity_id="call_tool",
+                task_queue=self._tool.task_queue,
+                attempt=1,
+            ),
+            runtime=Runtime(
+                redrive=evidence.redrive_version,
+                temporalio=evidence.temporalio_version,
+                build_id=info.get_current_build_id(),
+            ),
+            correlation_id=self._node.correlation_id,
+            trace_id=self._node.trace_id,
+            failure_fingerprint=failure_fingerprint(self._tool.name, failure),
+            redrives=evidence.redrives,
+            attempts_omitted=evidence.attempts_omitted,
+            decisions=merged(self._decisions, evidence.decisions),
+            eligibility=Eligibility(redrivable=False, refusals=[], checked_at=evidence.at),
+        )
+
+    def _go_on_as(self, redriven: Redriven, tool: ToolFacts | None) -> None:
+        """Takes up the operation that an accepted redrive has made current, with a fresh deadline."""
+        self._logical_attempt = redriven.logical_attempt
+        self._input = redriven.input
+        self._redrives = redriven.redrives
+        self._approval = redriven.approval
+        if redriven.logical_attempt > 1:
+            # The input has been edited, or looked at and sent anew all the same.
+            self._refusal = None
+        self._tool = (tool or self._tool).model_copy(update={"fingerprint": redriven.fingerprint})
+        self._fresh_deadline()
+
+    def _fresh_deadline(self) -> None:
+        self._deadline = workflow.now() + self._node.deadline
+
+    def _bind(self, grant: ApprovalGrant) -> Approved:
+        return Approved(grant=grant, fingerprint=self._tool.fingerprint, input_hash=content_hash(self._input))
+
+    @property
+    def _operation(self) -> OperationId:
+        return OperationId(run_id=self._node.run_id, node_id=self._node.node_id, logical_attempt=self._logical_attempt)
+
+    async def _cancel(self) -> None:
+        """Nothing new is sent from here on; what is in flight runs to its end."""
+        self._cancelling = True
+        await workflow.execute_activity(
+            stubs.cancel_nodes,
+            CancelRequest(run_id=self._node.run_id, node_ids=[self._node.node_id]),
+            start_to_close_timeout=COMMIT_TIMEOUT,
+            retry_policy=PATIENT_RETRY,
+            summary="no more calls",
+        )
+        if self._call is not None:
+            self._call.cancel()
+        if self._parked:
+            try:
+                await self._dead_letter().signal("node_gone")
+            except FailureError:
+                workflow.logger.info("the dead letter had closed before the node was cancelled")
+
+    async def _tell(self, status: NodeStatus, attempt_count: int, reason: str) -> None:
+        """Tells the run, and whoever looks at this node in the UI, that a person is (no longer) needed."""
+        self._troubled = True
+        waits = status is NodeStatus.DEAD_LETTERED
+        entry_id = dead_letter_workflow_id(self._node.run_id, self._node.node_id)
+        workflow.upsert_search_attributes([STATUS.value_set(status)])
+        workflow.set_current_details(f"waits for a decision on `{entry_id}`: {reason}" if waits else "redriven")
+        change = NodeChange(
+            node_id=self._node.node_id,
+            state=NodeState(
+                status=status,
+                operation_id=str(self._operation),
+                attempt_count=attempt_count,
+                dead_letter=entry_id if waits else None,
+            ),
+            reason=reason,
+        )
+        try:
+            await workflow.get_external_workflow_handle(self._node.run_id).signal("node_changed", change)
+        except FailureError:
+            workflow.logger.info("the run is closed: nobody to tell")
+
+    @workflow.signal
+    async def revoke_approval(self, *payloads: Any) -> None:
+        """The run says that an approval was revoked."""
+        revocation = read_signal(Revocation, payloads)
+        if revocation is None:
+            return
+        self._revoked[revocation.approval_id] = revocation
+        if self._call is not None and self._refused() is not None:
+            # Between attempts it ends at once; in flight it runs to its end, and counts.
+            self._call.cancel()
+        if self._parked:
+            try:
+                await self._dead_letter().signal("revoke_approval", revocation)
+            except FailureError:
+                workflow.logger.info("the dead letter had closed before the approval was revoked")
+
+    @workflow.signal
+    def report_to(self, *payloads: Any) -> None:
+        """A run that did not start this node wants to hear how it ends."""
+        asked = read_signal(ReportTo, payloads)
+        if asked is not None:
+            self._report_to.append(asked.workflow_id)
+
+    @workflow.signal
+    def dead_letter_settled(self, *payloads: Any) -> None:
+        """A dead letter that this execution did not open says what was decided."""
+        self._settled = read_signal(DeadLetterResult, payloads) or self._settled
+
+    async def _report(self, work: asyncio.Task[NodeResult]) -> None:
+        error = work.exception()
+        status, result = NodeStatus.DISCARDED, None
+        if error is None:
+            status, result = NodeStatus.SUCCEEDED, work.result()
+        elif isinstance(error, ApplicationError) and error.type == NODE_CANCELLED:
+            status = NodeStatus.CANCELLED
+        report = NodeReport(node_id=self._node.node_id, status=status, result=result)
+        while self._report_to:
+            try:
+                await workflow.get_external_workflow_handle(self._report_to.pop()).signal("node_ended", report)
+            except FailureError:
+                workflow.logger.info("the run that asked is closed: nobody to tell")
+
+
+_LONGEST_RECONCILE: Final = timedelta(days=2)
+"""Far beyond what any policy allows; it only bounds a ledger or a worker that never comes back."""
+
+
+def _ended(error_type: str, message: str) -> ApplicationError:
+    return ApplicationError(message, type=error_type, non_retryable=True)
+
+
+def _message(error: ActivityError) -> str:
+    return error.cause.message if isinstance(error.cause, FailureError) else ""
+
+
+def _add(failure: ErrorInfo, remark: str) -> ErrorInfo:
+    return failure.model_copy(update={"message": clip_message(f"{failure.message} ({remark})")})
+
+
+def _known_absent(failure: ErrorInfo) -> ErrorInfo:
+    return _add(failure, "reconcile: the tool says that nothing happened")
