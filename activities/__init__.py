@@ -1,0 +1,1 @@
+"""Everything that touches the world: the catalog, the tools, the ledger, the alert."""

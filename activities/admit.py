@@ -33,7 +33,7 @@ class Admit:
 
 
 def tool_problems(catalog: Catalog, nodes: list[NodeSpec]) -> list[str]:
-    """Unknown tools, and inputs that break their tool's schema; one with references is looked at once they are resolved."""
+    """Unknown tools, and inputs that break their tool's schema; references are resolved, and looked at, later."""
     problems: list[str] = []
     for index, node in enumerate(nodes):
         tool = catalog.get(node.tool)

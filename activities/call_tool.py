@@ -1,11 +1,11 @@
-"""``call_tool``: claim, send, classify, commit, answer. The entry that decides all that concerns HTTP and the ledger."""
+"""``call_tool``: claim, send, classify, commit, answer. It decides all that concerns HTTP and the ledger."""
 
 import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final, NoReturn
+from typing import Final
 
 import httpx
 from temporalio import activity
@@ -127,9 +127,8 @@ class _Entry:
             async with asyncio.timeout(_SLOT_WAIT_SECONDS):
                 await slot.__aenter__()
         except TimeoutError:
-            self._no_attempt(
-                Category.TRANSIENT, Code.NO_SLOT, "the tool's concurrency is used up", timedelta(seconds=1)
-            )
+            message = "all that may call the tool at once are calling it"
+            raise self._no_attempt(Category.TRANSIENT, Code.NO_SLOT, message, timedelta(seconds=1)) from None
         try:
             return await self._with_slot(tool)
         finally:
@@ -139,7 +138,7 @@ class _Entry:
         try:
             answer = await self._claim(tool)
         except LedgerUnavailableError as error:
-            self._no_attempt(Category.DEPENDENCY_DOWN, Code.LEDGER_UNAVAILABLE, str(error), timedelta(seconds=5))
+            raise self._no_attempt(*_away(error)) from error
         match answer:
             case Granted():
                 return await self._attempt(tool, answer)
@@ -153,19 +152,21 @@ class _Entry:
                 )
             case Stale():
                 return self._moved(answer, tool)
+            case Busy(floor=True):
+                raise self._error(_LEFT_ALONE, 0, final=False, delay=answer.remaining)
             case Busy():
-                self._no_attempt(
+                raise self._no_attempt(
                     Category.TRANSIENT,
                     Code.BUSY,
-                    "another delivery is at work on this operation, or its tool asked to be left alone",
+                    "another delivery is at work on this operation",
                     answer.remaining,
                 )
             case Unsettled():
-                self._raise(_unsettled(answer), answer.attempts[-1].attempt, final=True)
+                raise self._error(_unsettled(answer), answer.attempts[-1].attempt, final=True)
             case Spent():
-                self._raise(answer.outcome, answer.attempt, final=True)
+                raise self._error(answer.outcome, answer.attempt, final=True)
             case Mismatch():
-                self._raise(_MISMATCH, 0, final=True)
+                raise self._error(_MISMATCH, 0, final=True)
 
     async def _claim(self, tool: Tool | None) -> ClaimAnswer:
         """Claims; and once more, where earlier attempts are unsettled and the tool may be called again all the same."""
@@ -204,12 +205,12 @@ class _Entry:
     async def _attempt(self, tool: Tool | None, granted: Granted) -> CallResult:
         refused = self._refusal(tool, granted)
         if tool is None or refused is not None:
-            await self._failed(tool, granted, refused or _tool_missing(self._dispatch.tool))
+            raise await self._failed(tool, granted, refused or _tool_missing(self._dispatch.tool))
         result = await self._send(tool, granted)
         if isinstance(result, Outcome):
-            await self._failed(tool, granted, result)
+            raise await self._failed(tool, granted, result)
         if not await self._commit(lambda: self._context.ledger.succeed(self._operation, granted.epoch, result.output)):
-            self._no_attempt(Category.TRANSIENT, Code.FENCED, _FENCED, timedelta(seconds=1))
+            raise self._no_attempt(Category.TRANSIENT, Code.FENCED, _FENCED, timedelta(seconds=1))
         return CallResult(
             end=NodeEnd.SUCCEEDED,
             output=result.output,
@@ -285,8 +286,8 @@ class _Entry:
         if boot_seconds() >= self._lease_until:
             raise NotSentError(Code.LEASE_LOST, "the lease ran out before the tool could be called")
 
-    async def _failed(self, tool: Tool | None, granted: Granted, outcome: Outcome) -> NoReturn:
-        """Commits the failure and what follows from it, then raises it."""
+    async def _failed(self, tool: Tool | None, granted: Granted, outcome: Outcome) -> ApplicationError:
+        """Commits the failure and what follows from it; answers the error to raise."""
         now = datetime.now(UTC)
         counts = 0 if outcome.code in UNCOUNTED else 1
         step = next_step(
@@ -295,7 +296,7 @@ class _Entry:
             failures=granted.failures.get(outcome.category, 0) + counts,
             now=now,
             deadline=self._dispatch.deadline,
-            jitter=random.random(),  # noqa: S311 - spreads retries, guards nothing
+            jitter=random.random(),
         )
         if outcome.code == Code.DEADLINE_EXCEEDED:
             step = Stop()
@@ -310,15 +311,15 @@ class _Entry:
             )
         )
         if not committed:
-            self._no_attempt(Category.TRANSIENT, Code.FENCED, _FENCED, timedelta(seconds=1))
+            raise self._no_attempt(Category.TRANSIENT, Code.FENCED, _FENCED, timedelta(seconds=1))
         if outcome.code == Code.CANCELLED:
             raise asyncio.CancelledError(outcome.message)
         if again is not None:
-            self._raise(outcome, granted.attempt, final=False, next_eligible_at=again.at, delay=again.at - now)
+            return self._error(outcome, granted.attempt, final=False, next_eligible_at=again.at, delay=again.at - now)
         if isinstance(step, Stop) and step.why:
             update = {"message": clip_message(f"{outcome.message} ({step.why})")}
             outcome = outcome.model_copy(update=update | ({"code": Code.DEADLINE_EXCEEDED} if step.late else {}))
-        self._raise(outcome, granted.attempt, final=True)
+        return self._error(outcome, granted.attempt, final=True)
 
     async def _commit(self, work: Callable[[], Awaitable[bool]]) -> bool:
         """Commits what came of a call; the answer is kept until the ledger is back, or the activity's time is up."""
@@ -329,9 +330,7 @@ class _Entry:
                 return await work()
             except LedgerUnavailableError as error:
                 if datetime.now(UTC) >= until:
-                    self._no_attempt(
-                        Category.DEPENDENCY_DOWN, Code.LEDGER_UNAVAILABLE, str(error), timedelta(seconds=5)
-                    )
+                    raise self._no_attempt(*_away(error)) from error
                 activity.logger.warning("the ledger is away; the answer of %s is kept: %s", self._operation, error)
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 
@@ -347,28 +346,28 @@ class _Entry:
             tool=facts(tool, self._context.task_queue) if tool is not None else None,
         )
 
-    def _no_attempt(self, category: Category, code: Code, message: str, wait: timedelta) -> NoReturn:
+    def _no_attempt(self, category: Category, code: Code, message: str, wait: timedelta) -> ApplicationError:
         """Comes back later without having cost an attempt; after twenty times in a row a person is told."""
         attempted = self._attempted if self._attempted <= self._delivery.attempt else 0
         in_a_row = self._delivery.attempt - attempted
         outcome = _not_sent(category, code, message)
         if in_a_row >= MAX_DELIVERIES_WITHOUT_ATTEMPT:
             message = clip_message(f"{message} ({in_a_row} deliveries in a row)")
-            self._raise(outcome.model_copy(update={"message": message}), 0, final=True)
+            return self._error(outcome.model_copy(update={"message": message}), 0, final=True)
         # Not sooner than asked, but longer each time; jitter keeps a crowd from coming back together.
-        patience = timedelta(seconds=0.5 * 2 ** min(in_a_row, 6) * (1 + random.random()))  # noqa: S311 - see above
+        patience = timedelta(seconds=0.5 * 2 ** min(in_a_row, 6) * (1 + random.random()))
         delay = min(max(wait, patience), _LONGEST_WAIT)
-        self._raise(outcome, 0, final=False, next_eligible_at=datetime.now(UTC) + delay, delay=delay)
+        return self._error(outcome, 0, final=False, next_eligible_at=datetime.now(UTC) + delay, delay=delay)
 
-    def _raise(
+    def _error(
         self,
         outcome: Outcome,
         attempt: int,
         final: bool,
         next_eligible_at: datetime | None = None,
         delay: timedelta | None = None,
-    ) -> NoReturn:
-        raise ApplicationError(
+    ) -> ApplicationError:
+        return ApplicationError(
             outcome.message,
             FailureDetails(
                 operation_id=str(self._operation),
@@ -393,11 +392,18 @@ class _Entry:
 
 _FENCED: Final = "this delivery had been given up when it came back; what it brought changes nothing"
 
+_LEFT_ALONE: Final = Outcome(
+    category=Category.RATE_LIMITED,
+    code=Code.BUSY,
+    message="the tool asked to be left alone until then",
+    side_effect=SideEffect.NONE,
+)
+
 _MISMATCH: Final = Outcome(
     category=Category.INVALID_INPUT,
     code=Code.INPUT_MISMATCH,
-    message="this operation was first performed with another input, and one key never carries two payloads; redrive it as "
-    "a new operation",
+    message="this operation was first performed with another input, and one key never carries two payloads; redrive "
+    "it as a new operation",
     side_effect=SideEffect.NONE,
 )
 
@@ -409,6 +415,10 @@ def dedupes(tool: Tool, first_sent_at: datetime) -> bool:
     if tool.idempotency is not Idempotency.KEY:
         return False
     return tool.dedupe_window is None or datetime.now(UTC) < first_sent_at + tool.dedupe_window
+
+
+def _away(error: LedgerUnavailableError) -> tuple[Category, Code, str, timedelta]:
+    return Category.DEPENDENCY_DOWN, Code.LEDGER_UNAVAILABLE, str(error), timedelta(seconds=5)
 
 
 def _not_sent(category: Category, code: Code, message: str) -> Outcome:

@@ -1,6 +1,6 @@
 """What an outcome means: the classification table of the semantics, pure.
 
-The exceptions of httpx stand in the second table; whether bytes may have gone decides what the first byte's side decides.
+What httpx raises stands in the second table; it counts as an effect only if bytes may have gone.
 """
 
 from collections.abc import Mapping
@@ -158,12 +158,7 @@ def declare(outcome: Outcome, tool: Tool, window_holds: bool) -> Outcome:
     reads = tool.effect is Effect.READ
     dedupes = tool.idempotency is Idempotency.KEY and window_holds
     category = outcome.category
-    if (
-        category is Category.UNKNOWN_SIDE_EFFECT
-        and (reads or dedupes)
-        and outcome.code != Code.RESULT_UNUSABLE
-        and outcome.code != Code.UNSETTLED
-    ):
+    if category is Category.UNKNOWN_SIDE_EFFECT and (reads or dedupes) and outcome.code != Code.RESULT_UNUSABLE:
         gateway = outcome.http_status in _GATEWAY_STATUSES
         category = Category.DEPENDENCY_DOWN if gateway else Category.TRANSIENT
     side_effect = SideEffect.NONE if reads else outcome.side_effect

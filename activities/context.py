@@ -5,7 +5,6 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-
 from typing import Final
 
 from temporalio import activity

@@ -11,8 +11,8 @@ __all__ = ["CommitDecisions"]
 class CommitDecisions:
     """The activities that commit decisions and cancels.
 
-    Their own ``current_attempt_scheduled_time`` is the fence: it is Temporal's clock, as is that of the deliveries it is
-    compared with.
+    Their own ``current_attempt_scheduled_time`` is the fence: Temporal's clock, as is that of the
+    deliveries it is compared with.
     """
 
     def __init__(self, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP layer: pooled clients, one whole attempt with its time limit, and the moment from which bytes may have gone."""
+"""The HTTP layer: pooled clients, one whole attempt, and the moment from which bytes may have gone."""
 
 import asyncio
 import json
@@ -41,8 +41,8 @@ class Call:
         self.sent = False
         self.status: int | None = None
 
-    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpcore's trace hook: the last thing before the first byte is to ask whether it may go.
+    async def trace(self, event: str, _info: Mapping[str, Any]) -> None:
+        """Is httpcore's trace hook: the last thing before the first byte is to ask whether it may go.
 
         After pool and connect waits, which is why it cannot be asked earlier
         (https://www.encode.io/httpcore/extensions/#trace).

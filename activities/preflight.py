@@ -1,4 +1,4 @@
-"""``preflight``: everything a redrive is checked against the present with. The rules are pure; the facts are gathered here."""
+"""``preflight``: everything a redrive is checked against the present with. The rules are pure."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -37,8 +37,8 @@ class ReconcileOperation:
     async def reconcile(self, request: ReconcileRequest) -> ReconcileAnswer:
         """Asks, and records the answer.
 
-        "Absent" is not believed before the horizon (the newest attempt's start + ``timeout`` + ``absent_after``): until then
-        its request may still take effect somewhere. It is asked again after it.
+        "Absent" is not believed before the horizon (the newest attempt's start + ``timeout`` + ``absent_after``): until
+        then its request may still take effect somewhere. It is asked again after it.
 
         Raises:
             ApplicationError: ``DEPENDENCY_DOWN`` while there is no answer yet, with the time of the next question.
@@ -127,7 +127,7 @@ class ReconcileOperation:
         asked = activity.info().attempt
         if request.once or policy is None or asked >= policy.attempts:
             return self._no_answer(node, message)
-        raise _later(message, policy.wait_after(asked, random.random()))  # noqa: S311 - spreads questions, guards nothing
+        raise _later(message, policy.wait_after(asked, random.random()))
 
     def _no_answer(self, node: NodeView | None, message: str) -> ReconcileAnswer:
         return ReconcileAnswer(

@@ -1,6 +1,6 @@
 """What every model of the contracts shares: frozen, no unknown fields, aware UTC times, and errors with their place."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonV
 
 __all__ = ["Json", "Model", "UtcTime", "place", "problems_of", "tell"]
 
-type_of_json = {
+_JSON_TYPES: Mapping[type, str] = {
     dict: "an object",
     list: "an array",
     str: "a string",
@@ -37,7 +37,7 @@ class Model(BaseModel):
 
 
 def place(location: Iterable[str | int], within: str = "") -> str:
-    """Renders a path such as ``("nodes", 2, "after", 0)`` as ``nodes[2].after[0]``, within another place if there is one."""
+    """Renders a path such as ``("nodes", 2, "after", 0)`` as ``nodes[2].after[0]``, within another place."""
     text = within
     for part in location:
         if isinstance(part, int):
@@ -49,11 +49,11 @@ def place(location: Iterable[str | int], within: str = "") -> str:
 
 def tell(value: object) -> str:
     """Names the JSON type of a value for a message, e.g. ``an object``."""
-    return type_of_json.get(type(value), type(value).__name__)
+    return _JSON_TYPES.get(type(value), type(value).__name__)
 
 
 def problems_of(error: ValidationError, prefix: tuple[str | int, ...] = ()) -> list[str]:
-    """Every problem of a pydantic error as ``place: what is wrong``, without echoing the values (they may be secret)."""
+    """Every problem of a pydantic error as ``place: what is wrong``, without the values (they may be secret)."""
     problems = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         where = place((*prefix, *_meaningful(detail["loc"])))

@@ -259,6 +259,7 @@ class Decision(Model):
     """
 
     decided_by: _By
+    reason: _Reason
     decision_id: str | None = Field(default=None, min_length=1, max_length=200)
     if_redrives: int | None = Field(default=None, ge=0)
 
@@ -269,7 +270,6 @@ class RedriveDecision(Decision):
     An edited ``input`` is always a new operation.
     """
 
-    reason: _Reason
     input: Annotated[Json, _sized(MAX_INPUT_BYTES)] = None
     new_operation: bool = False
     approval: ApprovalGrant | None = None
@@ -289,13 +289,10 @@ class RedriveDecision(Decision):
 class DiscardDecision(Decision):
     """Give the node up."""
 
-    reason: _Reason
-
 
 class ResolveDecision(Decision):
     """End the node with a result that the person vouches for."""
 
-    reason: _Reason
     output: Annotated[Json, _sized(MAX_OUTPUT_BYTES)]
 
 
@@ -349,7 +346,7 @@ def parse_decision(action: Action, payloads: list[Any]) -> Decision:
 def failure_fingerprint(tool: str, error: ErrorInfo) -> str:
     """Equal for failures of the same kind: tool, category, code, and the message without its ids, numbers and times."""
     kind = _VARIABLE_PART.sub("#", error.message)
-    text = "\n".join((tool, error.category, error.code, kind))
+    text = f"{tool}\n{error.category}\n{error.code}\n{kind}"
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -176,7 +176,7 @@ class Redriven(Model):
 class CallResult(Model):
     """The answer of ``call_tool`` when nothing failed.
 
-    Either the node has ended (``end``), or it has been redriven since this dispatch was made (``redriven``: dispatch anew).
+    Either the node has ended (``end``), or it has been redriven since (``redriven``: dispatch anew).
     """
 
     end: NodeEnd | None = None
@@ -219,8 +219,8 @@ class Verdict(StrEnum):
 class ReconcileRequest(Model):
     """Asks what became of an operation.
 
-    ``once``: for a person who waits; one question, and no answer is an answer. Otherwise it is asked again under the policy of
-    ``DEPENDENCY_DOWN``, and "absent" is waited for until the horizon.
+    ``once``: for a person who waits; one question, and no answer is an answer. Otherwise it is asked again under the
+    policy of ``DEPENDENCY_DOWN``, and "absent" is waited for until the horizon.
     """
 
     run_id: str

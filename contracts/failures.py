@@ -116,7 +116,7 @@ class Policy(Model):
     attempts: int = Field(ge=1)
 
     def wait_after(self, failures: int, jitter: float) -> timedelta:
-        """The wait after the given number of failures (1 or more); jitter (0 to 1) only ever adds, a quarter at most."""
+        """The wait after that many failures (1 or more); jitter (0 to 1) only ever adds, a quarter at most."""
         # The exponent is bounded because a float overflows long before a patient user's attempt count does.
         wait = min(self.initial.total_seconds() * self.backoff ** min(failures - 1, 64), self.maximum.total_seconds())
         return timedelta(seconds=wait * (1 + jitter / 4))

@@ -1,7 +1,7 @@
 """Who is who: run, node and operation ids, and the idempotency key that a tool sees.
 
-Identity never comes from Temporal's own run id, from ``workflow.uuid4()`` or from a clock: all of them change on a reset,
-a restart or a continue-as-new, and the key on the wire must not.
+Identity never comes from Temporal's own run id, from ``workflow.uuid4()`` or from a clock: all of them change on a
+reset, a restart or a continue-as-new, and the key on the wire must not.
 """
 
 import hashlib

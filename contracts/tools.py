@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-import jsonschema
 from jsonpointer import JsonPointer, JsonPointerException
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema import ValidationError as SchemaViolation
+from jsonschema.validators import validator_for
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from contracts.base import Json, Model, place, problems_of, tell
-from contracts.canonical import content_hash, json_size
+from contracts.canonical import content_hash
 from contracts.failures import POLICIES, Category, Policy, SideEffect
 from contracts.identity import problem_with_tool_name
 
@@ -60,6 +62,7 @@ _OURS: Final = frozenset(
 """Headers that Redrive itself sets on every call."""
 
 _MAX_SCHEMA_PROBLEMS: Final = 20
+_LONGEST_QUOTE: Final = 300
 
 
 def parse_duration(text: object) -> timedelta:
@@ -276,9 +279,8 @@ class Tool(Model):
     @classmethod
     def _schema(cls, schema: Schema) -> Schema:
         try:
-            validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-            validator_class.check_schema(schema)
-        except jsonschema.SchemaError as error:
+            validator_for(schema, default=Draft202012Validator).check_schema(schema)  # type: ignore[arg-type]  # true, false
+        except SchemaError as error:
             where = place(error.absolute_path)
             raise ValueError(f"not a JSON Schema: {where + ': ' if where else ''}{error.message}") from error
         return schema
@@ -441,8 +443,7 @@ def schema_problems(schema: Schema, value: Json, where: str) -> list[str]:
 
     Nothing is fetched: a ``$ref`` to somewhere else is a problem of its own.
     """
-    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    validator = validator_class(schema, registry=Registry())
+    validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
     problems: list[str] = []
     try:
         for error in validator.iter_errors(value):
@@ -455,11 +456,11 @@ def schema_problems(schema: Schema, value: Json, where: str) -> list[str]:
     return problems
 
 
-def _schema_message(error: jsonschema.ValidationError) -> str:
+def _schema_message(error: SchemaViolation) -> str:
     # jsonschema quotes the whole value, which may be large or private; the place names it well enough.
-    if json_size(error.instance) > 100:
-        return f"breaks {error.validator!r}: expected {error.validator_value!r}"[:300]
-    return error.message[:300]
+    if len(error.message) > _LONGEST_QUOTE:
+        return f"breaks {error.validator!r}: {error.validator_value!r}"[:_LONGEST_QUOTE]
+    return error.message
 
 
 def _check_url(url: str) -> str:

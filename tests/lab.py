@@ -1,8 +1,8 @@
-"""The laboratory of the integration tests: a real server, a real worker in this process, a tool server that misbehaves."""
+"""The laboratory of the integration tests: a real server, a real worker, a tool server that misbehaves."""
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,8 @@ class Bench:
         remote = self.unique(name)
         if steps is not None or dedupe:
             await self.tools.script(remote, steps or [{}], dedupe=dedupe)
-        entry: dict[str, Any] = {"url": self.tools.tool_url(remote), "timeout": "5s", "retry": dict(FAST_RETRY)} | settings
+        entry: dict[str, Any] = {"url": self.tools.tool_url(remote), "timeout": "5s", "retry": dict(FAST_RETRY)}
+        entry |= settings
         if reconcile:
             entry["reconcile"] = {
                 "url": self.tools.reconcile_url(remote),
@@ -101,7 +102,7 @@ class Bench:
         }
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[None]:
+    async def worker(self) -> AsyncGenerator[None]:
         """A worker on this bench's catalog."""
         async with running_worker(self.client, self.settings()):
             yield

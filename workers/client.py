@@ -71,8 +71,8 @@ async def register_search_attributes(client: Client) -> None:
         ]
         if wrong:
             raise TemporalUnavailableError(
-                f"the search attributes {', '.join(sorted(wrong))} exist in namespace {client.namespace!r} with another "
-                "type than Keyword; remove them with `temporal operator search-attribute remove`"
+                f"the search attributes {', '.join(sorted(wrong))} exist in namespace {client.namespace!r} with "
+                "another type than Keyword; remove them with `temporal operator search-attribute remove`"
             )
         missing = sorted(wanted - known.custom_attributes.keys())
         if missing:

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,8 @@ class EmbeddedServer:
 
 
 @asynccontextmanager
-async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> AsyncIterator[EmbeddedServer]:
-    """Runs the Temporal server of the ``temporal`` command, with its database under a folder and the search attributes known.
+async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> AsyncGenerator[EmbeddedServer]:
+    """Runs the Temporal server of the ``temporal`` command, with its database under a folder, ready for a worker.
 
     Args:
         data: The folder, made if it is not there.
@@ -61,11 +61,12 @@ async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> 
     for what, number, option in (("Temporal", port, "--port"), ("its UI", ui_port, "--ui-port")):
         if not _is_free(number):
             raise EmbeddedServerError(
-                f"port {number}, where {what} would listen, is taken (by another `redrive dev`?); choose one with {option}"
+                f"port {number}, where {what} would listen, is taken (by another `redrive dev`?); choose one with "
+                f"{option}"
             )
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        starting = WorkflowEnvironment.start_local(
+        await asyncio.to_thread(data.mkdir, parents=True, exist_ok=True)
+        environment = await WorkflowEnvironment.start_local(
             ip=_HOST,
             port=port,
             ui=True,
@@ -77,7 +78,6 @@ async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> 
             dev_server_log_level="error",
             dev_server_extra_args=_TUNING,
         )
-        environment = await starting
     except (RuntimeError, OSError) as error:
         raise EmbeddedServerError(f"the embedded Temporal server did not start: {error}") from error
     try:
@@ -87,7 +87,7 @@ async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> 
 
 
 def temporal_binary() -> str | None:
-    """The ``temporal`` command: the one that is installed beside this Python, else on the path; None: the SDK's download."""
+    """The ``temporal`` command: beside this Python, else on the path; None: the SDK downloads its own."""
     beside = Path(sys.executable).parent / "temporal"
     return str(beside) if beside.is_file() else shutil.which("temporal")
 

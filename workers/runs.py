@@ -1,42 +1,32 @@
-"""Runs, from outside: starting one safely, how it is doing, following it, cancelling it, listing them.
-
-Everything here is plain functions over a Temporal client. What the server knows is asked by its raw service where the SDK's
-own call raises for a *paused* workflow (``describe``, ``list_workflows``): one of those must not hide the others.
-"""
+"""Runs, from outside: starting one safely, how it is doing, following it, cancelling it, listing them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-from pydantic import ValidationError
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import HistoryEventFilterType, WorkflowExecutionStatus
-from temporalio.api.workflow.v1 import WorkflowExecutionInfo
-from temporalio.api.workflowservice.v1 import (
-    DescribeWorkflowExecutionRequest,
-    GetWorkflowExecutionHistoryRequest,
-    ListWorkflowExecutionsRequest,
-)
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
-from temporalio.common import SearchAttributeKey, TypedSearchAttributes, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.converter import decode_typed_search_attributes
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.base import Json, Model, UtcTime, problems_of
+from contracts.base import Json, Model, UtcTime
 from contracts.canonical import canonical_json
 from contracts.runs import RunState, RunStatus, parse_run
+from workers.executions import (
+    NEWEST,
+    OPEN,
+    Execution,
+    NoAnswerError,
+    describe,
+    executions,
+    inputs_of,
+    query,
+    read_answer,
+)
 from workflows.attributes import STATUS
 
 __all__ = [
-    "ANSWER_WITHIN",
-    "OPEN",
     "RUN_STATUSES",
-    "Execution",
-    "NoAnswerError",
     "OtherSpecError",
     "RunFailure",
     "RunNotFoundError",
@@ -44,28 +34,14 @@ __all__ = [
     "Start",
     "StartOutcome",
     "cancel_run",
-    "describe",
-    "executions",
     "list_runs",
-    "matches",
-    "no_answer",
-    "query",
-    "quote_value",
     "start_run",
+    "status_of",
     "view_run",
     "watch_run",
 ]
 
-ANSWER_WITHIN: Final = timedelta(seconds=8)
-"""How long a worker may take to answer a query, or to take up an update; without one, Temporal would wait for ever."""
-
-OPEN: Final = "CloseTime IS NULL"
-"""A list filter: every execution that has not ended, paused ones included."""
-
-_TOOK_TOO_LONG: Final = frozenset({RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED})
-_PAGE: Final = 200
 _START_TRIES: Final = 10
-_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
 
 _ENDED_AS: Final[Mapping[str, str]] = {
     "COMPLETED": RunStatus.SUCCEEDED,
@@ -94,134 +70,11 @@ class OtherSpecError(Exception):
     """The id is used by a run with another specification; nothing was started."""
 
 
-class NoAnswerError(Exception):
-    """No worker answers; the message names the task queue and the cure."""
-
-
-# What the server knows of a workflow, whoever is at work.
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One execution of a workflow, as the server has it; ``status`` is Temporal's own name, such as ``CONTINUED_AS_NEW``."""
-
-    workflow_id: str
-    workflow_run_id: str
-    workflow_type: str
-    status: str
-    started_at: datetime
-    ended_at: datetime | None
-    task_queue: str
-    attributes: TypedSearchAttributes
-
-    @property
-    def run_status(self) -> str:
-        """The status of the run that this is an execution of."""
-        if self.ended_at is not None:
-            return _ENDED_AS.get(self.status, self.status)
-        return "PAUSED" if self.status == "PAUSED" else self.attributes.get(STATUS) or RunStatus.RUNNING
-
-
-def _execution(info: WorkflowExecutionInfo, task_queue: str = "") -> Execution:
-    try:
-        status = WorkflowExecutionStatus.Name(info.status).removeprefix(_PREFIX)
-    except ValueError:
-        # A newer server's; it is shown as it came rather than hiding the workflow.
-        status = f"STATUS_{info.status}"
-    return Execution(
-        workflow_id=info.execution.workflow_id,
-        workflow_run_id=info.execution.run_id,
-        workflow_type=info.type.name,
-        status=status,
-        started_at=info.start_time.ToDatetime(UTC),
-        ended_at=info.close_time.ToDatetime(UTC) if info.HasField("close_time") else None,
-        task_queue=info.task_queue or task_queue,
-        attributes=decode_typed_search_attributes(info.search_attributes),
-    )
-
-
-async def describe(client: Client, workflow_id: str) -> Execution | None:
-    """The newest execution of a workflow id, paused or not, or None."""
-    try:
-        answer = await client.workflow_service.describe_workflow_execution(
-            DescribeWorkflowExecutionRequest(
-                namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
-            ),
-            retry=True,
-        )
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND and not _of_namespace(error):
-            return None
-        raise
-    return _execution(answer.workflow_execution_info, answer.execution_config.task_queue.name)
-
-
-def _of_namespace(error: RPCError) -> bool:
-    return error.message.startswith("Namespace ")
-
-
-async def executions(
-    client: Client, filters: Sequence[str], wanted: Callable[[Execution], bool] | None = None
-) -> AsyncIterator[Execution]:
-    """Every execution that fits all of the list filters, as the server orders them (newest first); paused ones too."""
-    request = ListWorkflowExecutionsRequest(
-        namespace=client.namespace, page_size=_PAGE, query=" AND ".join(f"({term})" for term in filters)
-    )
-    while True:
-        page = await client.workflow_service.list_workflow_executions(request, retry=True)
-        for info in page.executions:
-            execution = _execution(info)
-            if wanted is None or wanted(execution):
-                yield execution
-        if not page.next_page_token:
-            return
-        request.next_page_token = page.next_page_token
-
-
-def quote_value(value: str) -> str | None:
-    """A value inside a list filter; None where the filter's own language cannot hold it, so that it must be compared here.
-
-    The server unescapes a backslash and a double quote wrongly: with either in a value, nothing is ever found.
-    """
-    if "\\" in value or '"' in value:
-        return None
-    escaped = value.replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def matches(execution: Execution, wanted: Mapping[SearchAttributeKey[str], str]) -> bool:
-    """Whether an execution has these search attributes."""
-    return all(execution.attributes.get(key) == value for key, value in wanted.items())
-
-
-async def query(client: Client, execution: Execution, name: str) -> Json:
-    """Asks a workflow.
-
-    Raises:
-        NoAnswerError: no worker answers in time, or it cannot.
-    """
-    handle = client.get_workflow_handle(execution.workflow_id)
-    try:
-        answer: Json = await handle.query(name, rpc_timeout=ANSWER_WITHIN)
-    except RPCError as error:
-        if error.status in _TOOK_TOO_LONG:
-            raise no_answer(execution) from error
-        if error.status is RPCStatusCode.FAILED_PRECONDITION:
-            raise NoAnswerError(f"{execution.workflow_id} cannot be asked now: {error.message}") from error
-        raise
-    except WorkflowQueryFailedError as error:
-        raise NoAnswerError(f"{execution.workflow_id} cannot be asked: {error.message}") from error
-    return answer
-
-
-def no_answer(execution: Execution) -> NoAnswerError:
-    """That nobody is at work on a workflow."""
-    return NoAnswerError(
-        f"no worker answers on task queue {execution.task_queue!r}: start one with `redrive worker` (or look at its log)"
-    )
-
-
-# Runs.
+def status_of(execution: Execution) -> str:
+    """The status of the run that this is an execution of, as far as the server knows it."""
+    if execution.ended_at is not None:
+        return _ENDED_AS.get(execution.status, execution.status)
+    return "PAUSED" if execution.status == "PAUSED" else execution.attributes.get(STATUS) or RunStatus.RUNNING
 
 
 async def _find_run(client: Client, run_id: str) -> Execution:
@@ -269,7 +122,7 @@ async def start_run(client: Client, task_queue: str, run_id: str, spec: Json) ->
                 return Start(
                     run_id=run_id,
                     outcome=outcome,
-                    status=existing.run_status,
+                    status=status_of(existing),
                     workflow_run_id=existing.workflow_run_id,
                 )
         try:
@@ -301,14 +154,16 @@ async def start_run(client: Client, task_queue: str, run_id: str, spec: Json) ->
 def _already(existing: Execution) -> StartOutcome | None:
     if existing.ended_at is None:
         return StartOutcome.ALREADY_RUNNING
-    return StartOutcome.ALREADY_SUCCEEDED if existing.run_status == RunStatus.SUCCEEDED else None
+    return StartOutcome.ALREADY_SUCCEEDED if status_of(existing) == RunStatus.SUCCEEDED else None
 
 
 async def _require_same_spec(client: Client, existing: Execution, spec: Json) -> None:
     run_id = existing.workflow_id
     if existing.workflow_type != "Run":
-        raise OtherSpecError(f"the id {run_id!r} is used by a workflow of type {existing.workflow_type}: choose another")
-    inputs = await _inputs(client, existing)
+        raise OtherSpecError(
+            f"the id {run_id!r} is used by a workflow of type {existing.workflow_type}: choose another"
+        )
+    inputs = await inputs_of(client, existing)
     if inputs is None:
         raise OtherSpecError(
             f"the start of run {run_id!r} is past its namespace's retention, so nobody can tell whether it had this "
@@ -316,7 +171,7 @@ async def _require_same_spec(client: Client, existing: Execution, spec: Json) ->
         )
     if len(inputs) != 1 or _canonical(inputs[0]) != canonical_json(spec):
         raise OtherSpecError(
-            f"run {run_id!r} ({existing.run_status}) has another specification: choose another id, or send the same file"
+            f"run {run_id!r} ({status_of(existing)}) has another specification: choose another id, or send what it has"
         )
 
 
@@ -326,35 +181,6 @@ def _canonical(value: Json) -> str | None:
     except (ValueError, TypeError):
         # Not a JSON value: whoever started it sent something else, such as bytes.
         return None
-
-
-async def _inputs(client: Client, execution: Execution) -> list[Json] | None:
-    """What a workflow was started with, before it ever continued as new; None if the server has forgotten."""
-    run_id = execution.workflow_run_id
-    for _ in range(2):
-        try:
-            answer = await client.workflow_service.get_workflow_execution_history(
-                GetWorkflowExecutionHistoryRequest(
-                    namespace=client.namespace,
-                    execution=WorkflowExecution(workflow_id=execution.workflow_id, run_id=run_id),
-                    maximum_page_size=1,
-                    history_event_filter_type=HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT,
-                ),
-                retry=True,
-            )
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
-            raise
-        started = answer.history.events[0].workflow_execution_started_event_attributes
-        if not started.continued_execution_run_id:
-            try:
-                return await client.data_converter.decode(started.input.payloads)
-            except (RuntimeError, ValueError, KeyError):
-                # Bytes, or an encoding that this client does not know: not what it would send.
-                return []
-        run_id = started.first_execution_run_id
-    return None
 
 
 class RunFailure(Model):
@@ -423,10 +249,10 @@ async def _begin_view(client: Client, execution: Execution) -> RunView:
     result, failure = await _outcome(client, execution) if execution.ended_at is not None else (None, None)
     return RunView(
         run_id=execution.workflow_id,
-        status=execution.run_status,
+        status=status_of(execution),
         started_at=execution.started_at,
         ended_at=execution.ended_at,
-        tools=_tools(await _inputs(client, execution)),
+        tools=_tools(await inputs_of(client, execution)),
         result=result,
         failure=failure,
     )
@@ -446,14 +272,7 @@ def _tools(inputs: list[Json] | None) -> dict[str, str]:
 
 
 async def _state(client: Client, execution: Execution) -> RunState:
-    answer = await query(client, execution, "status")
-    try:
-        return RunState.model_validate(answer)
-    except ValidationError as error:
-        raise NoAnswerError(
-            f"run {execution.workflow_id!r} answers in a form that this version does not know "
-            f"({'; '.join(problems_of(error)[:3])}): use the redrive that its worker has"
-        ) from error
+    return read_answer(RunState, await query(client, execution, "status"), execution)
 
 
 async def _outcome(client: Client, execution: Execution) -> tuple[Json, RunFailure | None]:
@@ -478,19 +297,21 @@ async def watch_run(client: Client, run_id: str, every: float = 0.5) -> AsyncGen
         RunNotFoundError: there is none of that id.
     """
     execution = await _find_run(client, run_id)
+    shown: RunView | None = None
     while execution.ended_at is None:
         view = await _begin_view(client, execution)
         end = asyncio.create_task(_ended(client, execution))
         try:
             while not end.done():
-                now = await _look(client, execution, view)
-                if now != view or view.state is None:
-                    yield now
-                view = now
+                view = await _look(client, execution, view)
+                if view != shown:
+                    yield view
+                    shown = view
                 await asyncio.wait([end], timeout=every)
             await end
         finally:
             end.cancel()
+            await asyncio.gather(end, return_exceptions=True)
         # Usually ended now; else somebody has started it again in the meantime, and it is followed on.
         execution = await _find_run(client, run_id)
     yield await view_run(client, run_id)
@@ -527,7 +348,7 @@ async def cancel_run(client: Client, run_id: str) -> Execution:
 
 async def list_runs(client: Client, status: str | None, limit: int) -> tuple[list[Execution], bool]:
     """The newest executions of runs, and whether there are more; one of `RUN_STATUSES` narrows them down."""
-    filters = ["WorkflowType = 'Run'", "ExecutionStatus != 'ContinuedAsNew'"]
+    filters = ["WorkflowType = 'Run'", NEWEST]
     if status is not None:
         filters.append(RUN_STATUSES[status])
     found: list[Execution] = []

@@ -1,4 +1,4 @@
-"""Redrive's own settings, from the environment; Temporal's own are read by ``temporalio.envconfig`` (see ``client``)."""
+"""Redrive's own settings, from the environment; `workers.client` reads Temporal's own by ``temporalio.envconfig``."""
 
 from pathlib import Path
 from typing import Final

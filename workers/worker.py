@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
@@ -44,7 +44,7 @@ _log = structlog.get_logger("redrive.worker")
 
 
 @asynccontextmanager
-async def running_worker(client: Client, settings: Settings) -> AsyncIterator[None]:
+async def running_worker(client: Client, settings: Settings) -> AsyncGenerator[None]:
     """Runs a worker; on leaving, calls in flight finish and commit first.
 
     Raises:

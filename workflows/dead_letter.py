@@ -8,12 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import RawValue, RetryPolicy
+from temporalio.common import RawValue, RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
-    from contracts.base import Json
     from contracts.dead_letters import (
         MAX_DECISIONS_SHOWN,
         REFUSALS,
@@ -62,6 +61,12 @@ _EFFECT_REFUSALS: Final = frozenset(
 )
 """Refusals that the tool itself may lift by saying what happened."""
 
+_STATUS_AFTER: Final = {
+    Change.REDRIVE: EntryStatus.REDRIVEN,
+    Change.RESOLVE: EntryStatus.RESOLVED,
+    Change.DISCARD: EntryStatus.DISCARDED,
+}
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -73,7 +78,7 @@ class _Pending:
     record: DecisionRecord | None = None
 
 
-@workflow.defn(name="DeadLetter")
+@workflow.defn(name="DeadLetter", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeadLetter:
     """A dead letter; see ``CONTRACT.md`` for its query and its decisions."""
 
@@ -147,7 +152,7 @@ class DeadLetter:
             late.record = self._record(late, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
         return self._result
 
-    # What people send. Each decision is a signal and an update of one name; a signal that cannot be read is kept as rejected.
+    # What people send. Each decision is a signal and an update of one name; an unreadable signal is kept as rejected.
 
     @workflow.query
     def entry(self) -> Entry:
@@ -229,7 +234,7 @@ class DeadLetter:
         parse_decision(Action.CHECK, list(payloads))
 
     @workflow.signal(dynamic=True)
-    def unknown_signal(self, name: str, payloads: Sequence[RawValue]) -> None:
+    def unknown_signal(self, name: str, _payloads: Sequence[RawValue]) -> None:
         """A decision of no known name: kept as rejected, so that its sender can find out."""
         known = ", ".join(Action)
         self._reject(name[:_MAX_REASON], (), f"there is no decision {name[:100]!r}; there are {known}")
@@ -312,7 +317,7 @@ class DeadLetter:
                 assert isinstance(decision, ResolveDecision)
                 return await self._resolve(pending, decision)
             case Action.DISCARD:
-                return await self._commit(pending, Change.DISCARD, EntryStatus.DISCARDED)
+                return await self._commit(pending, self._request(pending, Change.DISCARD))
 
     async def _check(self) -> PreflightAnswer:
         """Checks a plain redrive against the present; what it finds is the eligibility."""
@@ -376,13 +381,14 @@ class DeadLetter:
         if standing:
             self._outdated = True
             return self._keep(self._record(pending, DecisionOutcome.REFUSED, standing))
+        change = {
+            "input": request.input,
+            "new_operation": decision.is_new_operation,
+            "tool": answer.tool.reference if answer.tool is not None else self._entry.tool,
+            "approval": answer.approval,
+        }
         return await self._commit(
-            pending,
-            Change.REDRIVE,
-            EntryStatus.REDRIVEN,
-            new_operation=decision.is_new_operation,
-            value=request.input,
-            answer=answer,
+            pending, self._request(pending, Change.REDRIVE).model_copy(update=change), answer.tool
         )
 
     async def _resolve(self, pending: _Pending, decision: ResolveDecision) -> DecisionRecord:
@@ -392,7 +398,8 @@ class DeadLetter:
             problems = "; ".join(answer.output_problems)
             record = self._record(pending, DecisionOutcome.REJECTED)
             return self._keep(record.model_copy(update={"reason": f"malformed: {problems}"[:_MAX_REASON]}))
-        return await self._commit(pending, Change.RESOLVE, EntryStatus.RESOLVED, output=decision.output)
+        change = {"output": decision.output}
+        return await self._commit(pending, self._request(pending, Change.RESOLVE).model_copy(update=change))
 
     async def _reconcile(self, pending: _Pending) -> DecisionRecord:
         answer = await self._check()
@@ -431,56 +438,44 @@ class DeadLetter:
             return ReconcileAnswer(verdict=Verdict.NO_ANSWER, message=message, side_effect=self._entry.side_effect)
 
     async def _reconciled(self, pending: _Pending, asked: ReconcileAnswer, outcome: DecisionOutcome) -> DecisionRecord:
-        return await self._commit(
-            pending,
-            Change.RESOLVE,
-            EntryStatus.RESOLVED,
-            output=asked.output,
-            source=Source.RECONCILED,
-            outcome=outcome,
-            said="the tool says that it happened; its result is taken",
+        said = "the tool says that it happened; its result is taken"
+        change = {
+            "record": self._record(pending, outcome, said=said),
+            "output": asked.output,
+            "source": Source.RECONCILED,
+        }
+        return await self._commit(pending, self._request(pending, Change.RESOLVE).model_copy(update=change))
+
+    def _request(self, pending: _Pending, change: Change) -> DecideRequest:
+        return DecideRequest(
+            run_id=self._entry.run_id,
+            node_id=self._entry.node_id,
+            redrives=self._entry.redrives,
+            logical_attempt=self._entry.logical_attempt,
+            record=self._record(pending, DecisionOutcome.ACCEPTED),
+            change=change,
+            tool=self._entry.tool,
         )
 
-    async def _commit(
-        self,
-        pending: _Pending,
-        change: Change,
-        status: EntryStatus,
-        *,
-        outcome: DecisionOutcome = DecisionOutcome.ACCEPTED,
-        new_operation: bool = False,
-        value: Json = None,
-        answer: PreflightAnswer | None = None,
-        output: Json = None,
-        source: Source = Source.RESOLVED,
-        said: str = "",
-    ) -> DecisionRecord:
+    async def _commit(self, pending: _Pending, request: DecideRequest, tool: ToolFacts | None = None) -> DecisionRecord:
         """Commits an accepted decision to the node's row; the node acts on it when this has closed."""
-        tool = answer.tool if answer is not None else None
         decided = await workflow.execute_activity(
             stubs.decide,
-            DecideRequest(
-                run_id=self._entry.run_id,
-                node_id=self._entry.node_id,
-                redrives=self._entry.redrives,
-                logical_attempt=self._entry.logical_attempt,
-                record=self._record(pending, outcome, said=said),
-                change=change,
-                new_operation=new_operation,
-                input=value,
-                tool=tool.reference if tool is not None else self._entry.tool,
-                approval=answer.approval if answer is not None else None,
-                output=output,
-                source=source,
-            ),
+            request,
             start_to_close_timeout=COMMIT_TIMEOUT,
             retry_policy=PATIENT_RETRY,
             summary=f"{pending.action} by {pending.decision.decided_by}",
         )
         record = self._keep(decided.record)
         if record.outcome is not DecisionOutcome.REFUSED:
-            self._result = self._end(status, record).model_copy(
-                update={"redriven": decided.redriven, "tool": tool, "output": output, "source": source}
+            result = self._end(_STATUS_AFTER[request.change], record)
+            self._result = result.model_copy(
+                update={
+                    "redriven": decided.redriven,
+                    "tool": tool,
+                    "output": request.output,
+                    "source": request.source,
+                }
             )
         return record
 
@@ -496,12 +491,11 @@ class DeadLetter:
         refusals: Sequence[RefusalCode] = (),
         said: str = "",
     ) -> DecisionRecord:
-        reason: str = getattr(pending.decision, "reason", "")
         return DecisionRecord(
             decision_id=pending.decision_id,
             action=pending.action,
             decided_by=pending.decision.decided_by,
-            reason=" -> ".join(part for part in (reason, said) if part)[:_MAX_REASON],
+            reason=" -> ".join(part for part in (pending.decision.reason, said) if part)[:_MAX_REASON],
             at=workflow.now(),
             outcome=outcome,
             refusals=list(refusals),

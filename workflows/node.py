@@ -4,11 +4,12 @@ It calls one activity and knows nothing of HTTP: retries happen on the server, w
 """
 
 import asyncio
+import functools
 from datetime import timedelta
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -83,7 +84,7 @@ _SHOWN: Final = 300
 _NO_ANSWER: Final = "no worker could read the ledger"
 
 
-@workflow.defn(name="Node")
+@workflow.defn(name="Node", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class Node:
     """A node of a run. Runs start it; nobody else needs to."""
 
@@ -369,7 +370,7 @@ class Node:
             self._parked = True
             reason = f"{entry.error.category} {entry.error.code}: {entry.error.message[:_SHOWN]}"
             await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
-            await workflow.wait_condition(lambda child=child: self._cancelling or self._has_settled(child))
+            await workflow.wait_condition(functools.partial(self._goes_on, child))
             self._parked = False
             if child is None or not child.done():
                 return self._settled
@@ -379,7 +380,9 @@ class Node:
                 # Terminated by an operator: nothing undecided ever ends that way, so it is opened again.
                 continue
 
-    def _has_settled(self, child: DeadLetterHandle | None) -> bool:
+    def _goes_on(self, child: DeadLetterHandle | None) -> bool:
+        if self._cancelling:
+            return True
         return child.done() if child is not None else self._settled is not None
 
     async def _open_dead_letter(self, entry: Entry) -> DeadLetterHandle:
@@ -406,7 +409,7 @@ class Node:
         )
 
     async def _attach(self) -> bool:
-        """Asks a dead letter that an earlier execution of this node opened to tell this one, too; False if it has closed."""
+        """Asks a dead letter that an earlier execution opened to tell this one, too; False if it has closed."""
         try:
             await self._dead_letter().signal(
                 "report_to", ReportTo(workflow_id=node_workflow_id(self._node.run_id, self._node.node_id))

@@ -1,4 +1,4 @@
-"""``Run``: a graph of nodes, each a workflow of its own; what depends on what, how many at once, and how it all ends."""
+"""``Run``: a graph of nodes, each a workflow of its own; what depends on what, how many at once, how it ends."""
 
 import asyncio
 from datetime import timedelta
@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
 from temporalio.exceptions import (
     ApplicationError,
     CancelledError,
@@ -53,7 +53,7 @@ _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
 
 
-@workflow.defn(name="Run")
+@workflow.defn(name="Run", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class Run:
     """A run; see ``CONTRACT.md`` for what it takes, answers and obeys."""
 
@@ -76,7 +76,7 @@ class Run:
         """Executes the run.
 
         Raises:
-            ApplicationError: ``InvalidRun`` at once, naming every problem; ``RunFailed`` with the result as its details.
+            ApplicationError: ``InvalidRun`` at once, naming every problem; ``RunFailed`` with the result as details.
         """
         spec = await self._admit(list(payloads))
         workflow.upsert_search_attributes([RUN_ID.value_set(self._run_id), STATUS.value_set(self._status)])
@@ -219,7 +219,7 @@ class Run:
         return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=await child)
 
     async def _attach(self, name: str) -> NodeReport | None:
-        """Waits for a node that an earlier execution of this run started; None if it closed before it could be asked."""
+        """Waits for a node that an earlier execution started; None if it closed before it could be asked."""
         node = workflow.get_external_workflow_handle(node_workflow_id(self._run_id, name))
         try:
             await node.signal("report_to", ReportTo(workflow_id=self._run_id))
@@ -316,7 +316,7 @@ class Run:
         counts = ", ".join(f"{count} {status}" for status, count in self._graph.counts.items())
         lines = [f"**{status}**: {counts}"]
         lines += [
-            f"- **{name}** waits for a decision on `{self._graph.state(name).dead_letter}`: {self._reasons.get(name, '')}"
+            f"- **{name}** waits for a decision on `{self._graph.state(name).dead_letter}`: {self._reasons[name]}"
             for name in blocked[:_NAMED]
         ]
         lines += [f"- and {len(blocked) - _NAMED} more"] if len(blocked) > _NAMED else []

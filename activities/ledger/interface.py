@@ -19,8 +19,8 @@ RENEW_EVERY = timedelta(seconds=3)
 class Ledger(Protocol):
     """What was sent, what came of it, and what a person decided.
 
-    Every method is one transaction, durable when it returns. Each raises `LedgerUnavailableError` when the database cannot
-    be read or written; then nothing is known to have been changed.
+    Every method is one transaction, durable when it returns. Each raises `LedgerUnavailableError` when the database
+    cannot be read or written; then nothing is known to have been changed.
     """
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
@@ -32,7 +32,7 @@ class Ledger(Protocol):
         ...
 
     async def succeed(self, operation: OperationId, epoch: int, output: Json) -> bool:
-        """Ends the attempt, the operation and the node with a result; False if the epoch is not the current one any more."""
+        """Ends the attempt, the operation and the node with a result; False if the epoch is not current any more."""
         ...
 
     async def fail(
@@ -63,7 +63,7 @@ class Ledger(Protocol):
         ...
 
     async def confirm(self, operation: OperationId) -> None:
-        """The tool says that it happened, but without a usable result: the effect is confirmed, the node goes on waiting."""
+        """The tool says that it happened, but without a usable result: the effect is confirmed."""
         ...
 
     async def node(self, run_id: str, node_id: str) -> NodeView | None:

@@ -93,9 +93,10 @@ class Unsettled(Model):
 
 
 class Busy(Model):
-    """Another owner's lease still runs, or the tool asked not to be called yet."""
+    """Another owner's lease still runs, or (``floor``) the tool asked not to be called yet."""
 
     remaining: timedelta
+    floor: bool = False
 
 
 class Stale(Model):

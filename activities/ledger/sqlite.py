@@ -43,7 +43,7 @@ class BootClock:
             # Without Linux's boot id, the moment of the boot stands for it; it is as stable as the wall clock is.
             self._boot = f"{sys.platform}-{round((time.time() - time.monotonic()) / 60)}"
 
-    def read(self, connection: Any) -> tuple[str, float]:
+    def read(self, _connection: Any, /) -> tuple[str, float]:
         """See `LeaseClock.read`."""
         return self._boot, boot_seconds()
 
@@ -61,7 +61,8 @@ class SqliteLedger:
         self._connection = connection
         self._thread = thread
         self._path = path
-        self._store = Store(aiosql.from_path(_HERE / "queries.sql", "sqlite3", mandatory_parameters=False), BootClock(), LEASE)
+        queries = aiosql.from_path(_HERE / "queries.sql", "sqlite3", mandatory_parameters=False)
+        self._store = Store(queries, BootClock(), LEASE)
 
     @classmethod
     async def open(cls, path: Path) -> Self:
@@ -185,8 +186,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _unavailable(path: Path, error: Exception) -> LedgerUnavailableError:
     return LedgerUnavailableError(
-        f"the ledger {path} cannot be used: {error}; nothing is sent without it (check the file, its folder's permissions "
-        "and the space on its disk, or set REDRIVE_LEDGER)"
+        f"the ledger {path} cannot be used: {error}; nothing is sent without it (check the file, its folder's "
+        "permissions and the space on its disk, or set REDRIVE_LEDGER)"
     )
 
 

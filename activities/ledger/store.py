@@ -51,7 +51,7 @@ _LEDGER_LOST_MESSAGE: Final = "the node is older than this ledger: what an earli
 class LeaseClock(Protocol):
     """The clock that leases run by; never a wall clock, and never compared across machines."""
 
-    def read(self, connection: Any) -> tuple[str, float]:
+    def read(self, connection: Any, /) -> tuple[str, float]:
         """Which clock it is (it changes when the clock starts anew), and its time in seconds."""
         ...
 
@@ -104,9 +104,8 @@ class Store:
             return Stale(current=None, attempt_count=len(attempts))
         if request.scheduled_at > _time(row["scheduled_at"]):
             self._sql.see_delivery(connection, operation_id=str(operation), scheduled_at=_text(request.scheduled_at))
-        remaining = self._busy(connection, row, attempts, node["budget_from"], now)
-        if remaining is not None:
-            return Busy(remaining=remaining)
+        if busy := self._busy(connection, row, attempts, node["budget_from"], now):
+            return busy
         counted = [attempt for attempt in attempts if attempt["attempt"] > node["budget_from"]]
         if spent := _spent(counted, request.budgets, str(operation)):
             return spent
@@ -147,15 +146,15 @@ class Store:
 
     def _busy(
         self, connection: Any, operation: Row, attempts: Sequence[Row], budget_from: int, now: datetime
-    ) -> timedelta | None:
+    ) -> Busy | None:
         lease_left = self._lease_left(connection, operation)
         if lease_left > timedelta(0):
-            return lease_left
+            return Busy(remaining=lease_left)
         last = attempts[-1] if attempts else None
         # A redrive is a person's decision against the tool's wish to be left alone; nothing else is.
         if last is not None and last["not_before"] is not None and last["attempt"] > budget_from:
             wait = _time(last["not_before"]) - now
-            return wait if wait > timedelta(0) else None
+            return Busy(remaining=wait, floor=True) if wait > timedelta(0) else None
         return None
 
     def _grant(
