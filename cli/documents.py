@@ -31,7 +31,7 @@ def read_value(source: str, what: str) -> Json:
     try:
         return read_json(source, what)
     except UsageError as error:
-        raise UsageError(f"{what}: there is no file {source[:200]!r}, and as JSON it is not usable either: {error}") from error
+        raise UsageError(f"there is no file {source[:200]!r}, and {error}") from error
 
 
 def read_json(text: str, what: str) -> Json:

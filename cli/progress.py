@@ -65,7 +65,7 @@ def _rows(view: RunView, nodes: list[tuple[str, NodeState]]) -> list[list[object
 
 
 def _most_telling(nodes: list[tuple[str, NodeState]], rows: int | None) -> list[tuple[str, NodeState]]:
-    """In the run's own order; where there are too many, those that wait or are at work come before those that are done."""
+    """In the run's own order; where there are too many, those that wait or are at work before those that are done."""
     if rows is None or len(nodes) <= rows:
         return nodes
     ranks = {status: rank for rank, status in enumerate(_ORDER)}

@@ -22,7 +22,7 @@ RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's id, which is
 
 @app.command()
 def start(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The run's specification as JSON; - reads standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The specification as JSON; - reads standard input.")],
     run_id: Annotated[str, typer.Option("--id", metavar="ID", help="The run's id; it names the business event.")],
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end, as `redrive run watch` does.")] = False,
     as_json: AsJson = False,
@@ -70,7 +70,9 @@ def _print_start(started: "Start", as_json: bool) -> None:
         case StartOutcome.ALREADY_RUNNING:
             say(f"run {started.run_id} is already running (", started.status, "), with the same specification")
         case StartOutcome.ALREADY_SUCCEEDED:
-            say(f"run {started.run_id} has already ", started.status, ", with the same specification; not started again")
+            say(
+                f"run {started.run_id} has already ", started.status, ", with the same specification; not started again"
+            )
 
 
 @app.command()

@@ -248,7 +248,10 @@ async def decide(
     parse_decision(action, [dict(payload)])
     sent = dict(payload)
     named = "decision_id" in sent
-    decision_id = str(sent.setdefault("decision_id", str(uuid.uuid4())))
+    decision_id = str(sent.get("decision_id") or uuid.uuid4())
+    if sent != {}:
+        # An anonymous check stays anonymous: nobody needs to find it again.
+        sent["decision_id"] = decision_id
     execution = await _find(client, entry_id)
     if execution is not None and execution.ended_at is None:
         if action is not Action.CHECK and "if_redrives" not in sent:

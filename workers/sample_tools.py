@@ -132,6 +132,7 @@ class SampleTools:
         self._notice = notice
         self._seen: Counter[tuple[str, str]] = Counter()
         self._effects: dict[tuple[str, str], list[Json]] = defaultdict(list)
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def catalog(self) -> str:
@@ -201,21 +202,31 @@ class SampleTools:
             return _Answer(404, {"error": "unknown key"}, "asked what became of it: nothing")
         return _Answer(200, {"label": done[0]}, "asked what became of it: it happened, here is the result")
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._open[task] = writer
+        task.add_done_callback(self._open.pop)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while (request := await _read(reader)) is not None:
                 answer = self._answer(request)
                 if answer.status is None:
-                    # A reset, as of a server that is lost in the middle of it.
-                    writer.transport.abort()
                     return
                 writer.write(_render(answer))
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             # The other side has gone, or does not speak HTTP: there is nobody to answer.
-            writer.transport.abort()
+            return
         finally:
-            writer.close()
+            writer.transport.abort()
+
+    async def _close(self) -> None:
+        """Hangs up on everybody."""
+        for writer in self._open.values():
+            writer.transport.abort()
+        if self._open:
+            await asyncio.wait(self._open)
 
 
 @asynccontextmanager
@@ -227,16 +238,16 @@ async def sample_tools(notice: Callable[[SampleCall], None] | None = None) -> As
     """
     tools = SampleTools(notice)
     try:
-        server = await asyncio.start_server(tools._serve, _HOST, _PORT)
+        server = await asyncio.start_server(tools._accept, _HOST, _PORT)
     except OSError:
-        server = await asyncio.start_server(tools._serve, _HOST, 0)
+        server = await asyncio.start_server(tools._accept, _HOST, 0)
     port: int = server.sockets[0].getsockname()[1]
     tools.url = f"http://{_HOST}:{port}"
     try:
         yield tools
     finally:
-        # Not wait_closed: from Python 3.12 on it waits for every client to hang up.
         server.close()
+        await tools._close()
 
 
 async def _read(reader: asyncio.StreamReader) -> _Request | None:

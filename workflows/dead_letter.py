@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import RawValue, RetryPolicy, VersioningBehavior
+from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
@@ -78,7 +78,7 @@ class _Pending:
     record: DecisionRecord | None = None
 
 
-@workflow.defn(name="DeadLetter", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name="DeadLetter")
 class DeadLetter:
     """A dead letter; see ``CONTRACT.md`` for its query and its decisions."""
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -84,7 +84,7 @@ _SHOWN: Final = 300
 _NO_ANSWER: Final = "no worker could read the ledger"
 
 
-@workflow.defn(name="Node", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name="Node")
 class Node:
     """A node of a run. Runs start it; nobody else needs to."""
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes, VersioningBehavior
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
     CancelledError,
@@ -53,7 +53,7 @@ _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
 
 
-@workflow.defn(name="Run", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name="Run")
 class Run:
     """A run; see ``CONTRACT.md`` for what it takes, answers and obeys."""
 

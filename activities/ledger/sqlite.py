@@ -15,7 +15,7 @@ import aiosql
 from activities.ledger.errors import LedgerUnavailableError
 from activities.ledger.interface import LEASE
 from activities.ledger.records import ClaimAnswer, ClaimRequest, NodeView, OperationView
-from activities.ledger.store import Store
+from activities.ledger.store import LeaseClock, Store
 from contracts.base import Json
 from contracts.dispatch import DecideAnswer, DecideRequest
 from contracts.failures import Outcome
@@ -57,16 +57,22 @@ def boot_seconds() -> float:
 class SqliteLedger:
     """See `Ledger`; each method says there what it promises."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path, clock: LeaseClock
+    ) -> None:
         self._connection = connection
         self._thread = thread
         self._path = path
         queries = aiosql.from_path(_HERE / "queries.sql", "sqlite3", mandatory_parameters=False)
-        self._store = Store(queries, BootClock(), LEASE)
+        self._store = Store(queries, clock, LEASE)
 
     @classmethod
-    async def open(cls, path: Path) -> Self:
+    async def open(cls, path: Path, clock: LeaseClock | None = None) -> Self:
         """Opens the ledger at a path, and makes it where there is none.
+
+        Args:
+            path: The file; its folder is made, too.
+            clock: What leases run by; the machine's, unless told otherwise.
 
         Raises:
             LedgerUnavailableError: it is not a ledger, not writable, or from a newer version.
@@ -80,7 +86,7 @@ class SqliteLedger:
         except LedgerUnavailableError:
             thread.shutdown()
             raise
-        return cls(connection, thread, path)
+        return cls(connection, thread, path, clock or BootClock())
 
     async def _transaction(self, work: Callable[Concatenate[Any, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         def run() -> _T:
