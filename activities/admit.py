@@ -1,5 +1,7 @@
 """``admit``: is this a run that can be executed? Every problem with its place, or the facts about its tools."""
 
+import asyncio
+
 from temporalio import activity
 
 from activities.context import Context, facts
@@ -20,6 +22,10 @@ class Admit:
     @activity.defn(name="admit")
     async def admit(self, run_id: str, payloads: list[Json]) -> Admission:
         """Validates whatever was sent as a run's specification; problems are an answer, not a failure."""
+        # In a thread: leases are renewed on this loop, and a large specification takes seconds.
+        return await asyncio.to_thread(self._admit, run_id, payloads)
+
+    def _admit(self, run_id: str, payloads: list[Json]) -> Admission:
         try:
             spec = parse_run(run_id, payloads)
         except InvalidRunError as error:

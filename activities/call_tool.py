@@ -273,7 +273,7 @@ class _Entry:
             outcome = classify_exception(error, call.sent)
             outcome = outcome.model_copy(update={"message": self._context.secrets.redact(outcome.message)})
             return declare(outcome, tool, holds)
-        meaning = classify_answer(tool, answer, holds)
+        meaning = classify_answer(tool, answer, dedupes_by_key=holds and tool.idempotency is Idempotency.KEY)
         return declare(meaning, tool, holds) if isinstance(meaning, Outcome) else meaning
 
     def _check(self) -> None:

@@ -10,12 +10,12 @@ from http import HTTPStatus
 from typing import Final
 
 import httpx
-from jsonpointer import JsonPointer, JsonPointerException
 
-from activities.retry_after import retry_after
+from activities.retry_after import rate_limit_reset, retry_after
 from contracts.base import Json
 from contracts.canonical import json_size
 from contracts.failures import Category, Code, Outcome, SideEffect, clip_message
+from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
 from contracts.tools import Effect, Idempotency, Rule, Tool, schema_problems
 
@@ -100,6 +100,11 @@ class Answer:
         """How long the tool asks to be left alone."""
         return retry_after(self.headers, self.received_at)
 
+    @property
+    def rate_limit_reset(self) -> timedelta | None:
+        """When the tool's rate limit begins anew."""
+        return rate_limit_reset(self.headers)
+
 
 @dataclass(frozen=True, slots=True)
 class Success:
@@ -108,23 +113,23 @@ class Success:
     output: Json
 
 
-def classify_answer(tool: Tool, answer: Answer, dedupes: bool) -> Success | Outcome:
+def classify_answer(tool: Tool, answer: Answer, dedupes_by_key: bool) -> Success | Outcome:
     """What an answer means.
 
     Args:
         tool: The tool.
         answer: Its answer.
-        dedupes: Whether the tool dedupes by key, inside its window.
+        dedupes_by_key: Whether the tool dedupes by key, inside its window.
     """
     for rule in tool.rules:
         if _matches(rule, answer):
             if rule.category == "SUCCESS":
                 return _success(tool, answer)
-            by_table = _by_table(answer, dedupes)[1]
+            by_table = _by_table(answer, dedupes_by_key)[1]
             return _outcome(answer, rule.category, rule.side_effect or by_table)
     if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
         return _success(tool, answer)
-    return _outcome(answer, *_by_table(answer, dedupes))
+    return _outcome(answer, *_by_table(answer, dedupes_by_key))
 
 
 def classify_exception(error: Exception, sent: bool, status: int | None = None) -> Outcome:
@@ -165,9 +170,9 @@ def declare(outcome: Outcome, tool: Tool, window_holds: bool) -> Outcome:
     return outcome.model_copy(update={"category": category, "side_effect": side_effect})
 
 
-def _by_table(answer: Answer, dedupes: bool) -> tuple[Category, SideEffect]:
+def _by_table(answer: Answer, dedupes_by_key: bool) -> tuple[Category, SideEffect]:
     status = answer.status
-    if status == HTTPStatus.CONFLICT and dedupes:
+    if status == HTTPStatus.CONFLICT and dedupes_by_key:
         # The same key is in progress, or done under another payload.
         return Category.TRANSIENT, SideEffect.POSSIBLE
     if status == HTTPStatus.SERVICE_UNAVAILABLE and answer.retry_after is not None:
@@ -217,7 +222,8 @@ def _outcome(answer: Answer, category: Category, side_effect: SideEffect) -> Out
         message=clip_message(message),
         side_effect=side_effect,
         http_status=answer.status,
-        retry_after=answer.retry_after,
+        # A gateway may stamp the RateLimit fields on every answer; they are about this one only where it was limited.
+        retry_after=answer.retry_after or (answer.rate_limit_reset if category is Category.RATE_LIMITED else None),
     )
 
 
@@ -235,8 +241,8 @@ def _matches(rule: Rule, answer: Answer) -> bool:
 
 def _equals_at(body: Json, pointer: str, expected: Json) -> bool:
     try:
-        found: Json = JsonPointer(pointer).resolve(body)
-    except (JsonPointerException, TypeError):
+        found = at_pointer(body, pointer)
+    except LookupError:
         return False
     # Python takes True for 1; JSON does not.
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)

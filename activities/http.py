@@ -12,7 +12,7 @@ import httpx
 from activities.classify import Answer, BodyProblem
 from activities.secrets import Secrets
 from contracts.base import Json
-from contracts.canonical import depth_exceeds
+from contracts.canonical import json_problem
 from contracts.failures import Code
 from contracts.tools import Tool
 
@@ -21,7 +21,6 @@ __all__ = ["Call", "HttpClients", "NotSentError"]
 _CONNECT_SECONDS: Final = 10.0
 _POOL_SECONDS: Final = 5.0
 _EXCERPT: Final = 500
-_MAX_DEPTH: Final = 200
 _USER_AGENT: Final = f"redrive/{version('redrive')}"
 
 
@@ -112,20 +111,20 @@ class HttpClients:
                     Code.RESULT_UNUSABLE,
                     f"HTTP {head.status}, but its body is larger than max_response_bytes ({tool.max_response_bytes})",
                 )
-                return _with_problem(head, problem, self._excerpt(bytes(content[:_EXCERPT])))
-        clean = self._secrets.redact_bytes(bytes(content))
-        excerpt = self._excerpt(clean)
-        if not clean:
+                return _with_problem(head, problem, self._excerpt(content))
+        excerpt = self._excerpt(content)
+        if not content:
             return _with_body(head, None, "")
         try:
-            return _with_body(head, parse_json(clean), excerpt)
+            return _with_body(head, self._secrets.redact_json(parse_json(bytes(content))), excerpt)
         except ValueError as error:
             problem = BodyProblem(Code.RESULT_LOST, f"HTTP {head.status}, but its body is not JSON: {error}")
             return _with_problem(head, problem, excerpt)
 
-    def _excerpt(self, content: bytes) -> str:
-        text = " ".join(content[: 4 * _EXCERPT].decode("utf-8", "replace").split())
-        return self._secrets.redact(text)[:_EXCERPT]
+    def _excerpt(self, content: bytes | bytearray) -> str:
+        # Redacted before it is cut, so that no half of a secret is left at its end.
+        text = self._secrets.redact(bytes(content[: 64 * _EXCERPT]).decode("utf-8", "replace"))
+        return " ".join(text.split())[:_EXCERPT]
 
     def _client(self, tool: Tool) -> httpx.AsyncClient:
         if tool.name not in self._clients:
@@ -154,8 +153,8 @@ def parse_json(content: bytes) -> Json:
         value: Json = json.loads(content.decode("utf-8"), parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if depth_exceeds(value, _MAX_DEPTH):
-        raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
+    if problem := json_problem(value):
+        raise ValueError(problem)
     return value
 
 

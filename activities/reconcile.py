@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import httpx
-from jsonpointer import JsonPointer, JsonPointerException
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -19,6 +18,7 @@ from contracts.base import Json
 from contracts.canonical import json_size
 from contracts.dispatch import ReconcileAnswer, ReconcileRequest, Verdict
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, Category, SideEffect, clip_message
+from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
 from contracts.tools import Reconcile, Tool, schema_problems
 
@@ -97,8 +97,8 @@ class ReconcileOperation:
         output: Json = None
         if problem is None:
             try:
-                output = JsonPointer(how.output).resolve(answer.body)
-            except (JsonPointerException, TypeError):
+                output = at_pointer(answer.body, how.output)
+            except LookupError:
                 problem = f"the committed answer has nothing at {how.output!r}"
         if problem is None and (size := json_size(output)) > MAX_OUTPUT_BYTES:
             problem = f"the result has {size} bytes; {MAX_OUTPUT_BYTES} are allowed"

@@ -15,6 +15,8 @@ from contracts.tools import Tool, schema_problems
 __all__ = ["UnsendableError", "body_and_url", "call_headers", "fill", "input_problems"]
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+_MAX_URL: Final = 65_000
+"""What httpx takes is a little more."""
 _WITH_BODY: Final = ("POST", "PUT", "PATCH")
 
 
@@ -45,13 +47,17 @@ def body_and_url(tool: Tool, value: Json) -> tuple[str, bytes | None]:
     url, used = fill(tool.url, value if isinstance(value, dict) else {})
     rest: Json = {key: item for key, item in value.items() if key not in used} if isinstance(value, dict) else value
     if tool.method in _WITH_BODY:
-        return url, json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        return _checked(url), json.dumps(rest, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "surrogatepass"
+        )
     if rest is None or rest == {}:
-        return url, None
+        return _checked(url), None
     if not isinstance(rest, dict):
         raise UnsendableError(f"input: {tool.method} sends an object as the query, not {tell(rest)}")
     pairs = [(key, text) for key, item in rest.items() for text in _query_values(key, item)]
-    return url + ("&" if "?" in url else "?") + urlencode(pairs) if pairs else url, None
+    if pairs:
+        url += ("&" if "?" in url else "?") + urlencode(pairs, errors="replace")
+    return _checked(url), None
 
 
 def fill(url: str, fields: Mapping[str, Json]) -> tuple[str, set[str]]:
@@ -97,3 +103,9 @@ def _query_values(key: str, item: Json) -> list[str]:
 
 def _scalar(item: Json) -> str:
     return item if isinstance(item, str) else json.dumps(item)
+
+
+def _checked(url: str) -> str:
+    if len(url) > _MAX_URL:
+        raise UnsendableError(f"input: the URL would have {len(url)} characters; {_MAX_URL} are allowed")
+    return url

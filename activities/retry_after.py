@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-__all__ = ["retry_after"]
+__all__ = ["rate_limit_reset", "retry_after"]
 
 _SECONDS: Final = re.compile(r"[0-9]{1,10}")
 _RATE_LIMIT: Final = re.compile(r"(?:^|[;,\s])(?:t|reset)=([0-9]{1,10})(?:$|[;,\s])")
@@ -15,22 +15,13 @@ _LONGEST_RESET: Final = timedelta(days=30)
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
-    """How long the tool asks to be left alone, or None where it does not say so readably.
+    """How long the tool asks to be left alone by ``Retry-After``, or None where it does not say so readably.
 
     Args:
         headers: The answer's, names in lower case.
         now: The present, aware.
     """
-    if "retry-after" in headers:
-        return _retry_after(headers["retry-after"].strip(), now)
-    if "ratelimit-reset" in headers and _SECONDS.fullmatch(reset := headers["ratelimit-reset"].strip()):
-        return _as_delta(reset)
-    if match := _RATE_LIMIT.search(headers.get("ratelimit", "")):
-        return _as_delta(match[1])
-    return None
-
-
-def _retry_after(text: str, now: datetime) -> timedelta | None:
+    text = headers.get("retry-after", "").strip()
     # Not str.isdigit: it takes Arabic-Indic digits and superscripts for digits too.
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text))
@@ -44,6 +35,19 @@ def _retry_after(text: str, now: datetime) -> timedelta | None:
     elif not text.endswith("GMT"):
         return None
     return max(moment - now, timedelta(0))
+
+
+def rate_limit_reset(headers: Mapping[str, str]) -> timedelta | None:
+    """When the tool's rate limit begins anew by ``RateLimit-Reset`` or ``RateLimit``, or None.
+
+    Args:
+        headers: The answer's, names in lower case.
+    """
+    if _SECONDS.fullmatch(reset := headers.get("ratelimit-reset", "").strip()):
+        return _as_delta(reset)
+    if match := _RATE_LIMIT.search(headers.get("ratelimit", "")):
+        return _as_delta(match[1])
+    return None
 
 
 def _as_delta(text: str) -> timedelta | None:

@@ -1,9 +1,10 @@
 """The secrets of the tools: read once from the environment, sent in a header, and kept out of everything else."""
 
-import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
+from contracts.base import Json
 from contracts.tools import Catalog, CatalogError, Tool
 
 __all__ = ["REDACTED", "Secrets"]
@@ -17,9 +18,8 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
-        # A tool may echo what it was sent; JSON may have escaped it.
-        forms = {form for value in values.values() for form in (value, json.dumps(value)[1:-1])}
-        self._forms = sorted(forms, key=len, reverse=True)
+        longest_first = sorted(set(values.values()), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(_any_spelling, longest_first)) or r"(?!)")
 
     def __repr__(self) -> str:
         return f"Secrets({', '.join(self._values)})"
@@ -56,12 +56,26 @@ class Secrets:
 
     def redact(self, text: str) -> str:
         """The text without any secret in it."""
-        for form in self._forms:
-            text = text.replace(form, REDACTED)
-        return text
+        return self._pattern.sub(REDACTED, text)
 
-    def redact_bytes(self, content: bytes) -> bytes:
-        """The same for a body as it came."""
-        for form in self._forms:
-            content = content.replace(form.encode(), REDACTED.encode())
-        return content
+    def redact_json(self, value: Json) -> Json:
+        """The same for every string of a JSON value, the names of its fields included."""
+        if not self._values:
+            return value
+        if isinstance(value, str):
+            return self.redact(value)
+        if isinstance(value, list):
+            return [self.redact_json(item) for item in value]
+        if isinstance(value, dict):
+            return {self.redact(name): self.redact_json(item) for name, item in value.items()}
+        return value
+
+
+def _any_spelling(secret: str) -> str:
+    """A pattern for a secret as it is, and as any JSON writer may have escaped it: each character by itself."""
+    return "".join(
+        rf"(?:{re.escape(character)}|\\u00(?i:{ord(character):02x})"
+        + (rf"|\\{re.escape(character)}" if character in '"\\/' else "")
+        + ")"
+        for character in secret
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, ValidationError
 
-__all__ = ["Json", "Model", "UtcTime", "place", "problems_of", "tell"]
+__all__ = ["Json", "Model", "Unreadable", "UtcTime", "place", "problems_of", "tell"]
 
 _JSON_TYPES: Mapping[type, str] = {
     dict: "an object",
@@ -28,6 +28,12 @@ def _to_utc(value: datetime) -> datetime:
 
 UtcTime = Annotated[AwareDatetime, AfterValidator(_to_utc)]
 """A moment with its zone, kept in UTC; a naive one is refused."""
+
+
+class Unreadable(str):
+    """Stands for something that was sent and cannot be read as JSON; it says why."""
+
+    __slots__ = ()
 
 
 class Model(BaseModel):

@@ -1,11 +1,15 @@
 """One byte form for one JSON value, so that content can be compared and hashed whatever the order of its keys."""
 
 import hashlib
+import itertools
 import json
+import math
+from collections.abc import Iterable
+from typing import Final
 
-from contracts.base import Json
+from contracts.base import Json, Unreadable
 
-__all__ = ["canonical_json", "content_hash", "depth_exceeds", "json_size"]
+__all__ = ["MAX_DEPTH", "canonical_json", "content_hash", "json_problem", "json_size"]
 
 
 def canonical_json(value: Json) -> str:
@@ -27,16 +31,47 @@ def json_size(value: Json) -> int:
     return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
-def depth_exceeds(value: Json, limit: int) -> bool:
-    """Whether a value is nested deeper than so many levels; without recursion, since that is what it protects."""
+MAX_DEPTH: Final = 100
+"""How deep any JSON value may be nested; what holds it adds a few levels, and decoders end at about 200."""
+
+_MAX_INTEGER: Final = 10**1000
+
+
+def json_problem(value: Json) -> str | None:
+    """Why a value that was read as JSON cannot travel on, or None.
+
+    JSON texts can say more than every reader of them can carry: numbers beyond a double (read as infinity), surrogates
+    without their pair, bottomless nesting. Without recursion, since that is what it protects.
+    """
     level: list[Json] = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
+    for _ in range(MAX_DEPTH + 1):
+        if problem := next(filter(None, map(_scalar_problem, level)), None):
+            return problem
+        level = [child for item in level if isinstance(item, dict | list) for child in _children(item)]
         if not level:
-            return False
+            return None
+    return f"it is nested deeper than {MAX_DEPTH} levels"
+
+
+def _children(item: dict[str, Json] | list[Json]) -> Iterable[Json]:
+    return item if isinstance(item, list) else itertools.chain(item.keys(), item.values())
+
+
+def _scalar_problem(item: Json) -> str | None:
+    if isinstance(item, Unreadable):
+        return str(item)
+    if isinstance(item, str):
+        return "it holds half of a surrogate pair" if not _is_utf8(item) else None
+    if isinstance(item, float):
+        return "it holds a number that is not finite" if not math.isfinite(item) else None
+    if isinstance(item, int):
+        return "it holds a number of more than 1000 digits" if abs(item) > _MAX_INTEGER else None
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
     return True

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field, ValidationError
 
 from contracts.base import Json, Model, UtcTime, problems_of, tell
-from contracts.canonical import json_size
+from contracts.canonical import json_problem, json_size
 from contracts.failures import AttemptRecord, Category, SideEffect
 from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, ApprovalGrant
 
@@ -333,14 +333,14 @@ def parse_decision(action: Action, payloads: list[Any]) -> Decision:
     if len(payloads) != 1:
         raise MalformedDecisionError(f"{action} takes one argument, a JSON object; {len(payloads)} were sent")
     payload = payloads[0]
+    if problem := json_problem(payload):
+        raise MalformedDecisionError(f"the payload cannot be read: {problem}")
     if not isinstance(payload, dict):
         raise MalformedDecisionError(f"{action} takes a JSON object, not {tell(payload)}")
     try:
         return DECISIONS[action].model_validate(payload)
     except ValidationError as error:
         raise MalformedDecisionError("; ".join(problems_of(error))) from None
-    except RecursionError:
-        raise MalformedDecisionError("nested too deep") from None
 
 
 def failure_fingerprint(tool: str, error: ErrorInfo) -> str:

@@ -52,7 +52,7 @@ class OperationId(Model):
             ValueError: what is wrong with it.
         """
         parts = text.split("/")
-        if len(parts) != 3 or not parts[2].isascii() or not parts[2].isdigit() or int(parts[2]) < 1:
+        if len(parts) != 3 or not parts[2].isascii() or not parts[2].isdigit() or parts[2].startswith("0"):
             raise ValueError("an operation id is RUN_ID/NODE_ID/LOGICAL_ATTEMPT, such as order-1042/charge/1")
         problem = problem_with_run_id(parts[0]) or problem_with_node_id(parts[1])
         if problem:

@@ -6,12 +6,12 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final, Literal
 
-from jsonpointer import JsonPointer, JsonPointerException
 from pydantic import AfterValidator, Field, ValidationError
 
 from contracts.base import Json, Model, UtcTime, place, problems_of, tell
-from contracts.canonical import depth_exceeds, json_size
+from contracts.canonical import json_problem, json_size
 from contracts.identity import problem_with_node_id, problem_with_run_id, problem_with_tool_name, trace_id_of
+from contracts.pointers import at_pointer, is_pointer
 
 __all__ = [
     "MAX_INPUT_BYTES",
@@ -44,7 +44,8 @@ MAX_OUTPUT_BYTES: Final = 1024 * 1024
 MAX_RUN_OUTPUT_BYTES: Final = 1024 * 1024
 
 _MAX_PROBLEMS: Final = 100
-_MAX_DEPTH: Final = 100
+_MAX_NODES: Final = 20_000
+_MAX_CYCLES: Final = 10
 _REFERENCE_FIELDS: Final = frozenset(("$output", "pointer"))
 _HUNDRED_YEARS: Final = 100 * 365 * 86400
 
@@ -256,10 +257,9 @@ def resolve(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]
     if node in discarded:
         return None
     try:
-        found: Json = JsonPointer(pointer).resolve(outputs[node])
-    except (JsonPointerException, TypeError) as error:
+        return at_pointer(outputs[node], pointer)
+    except LookupError as error:
         raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
-    return found
 
 
 def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
@@ -276,17 +276,19 @@ def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
     spec = payloads[0]
     if not isinstance(spec, dict):
         raise InvalidRunError([*problems, f"the specification is a JSON object, not {tell(spec)}"])
-    if depth_exceeds(spec, _MAX_DEPTH):
-        raise InvalidRunError([*problems, f"the specification is nested deeper than {_MAX_DEPTH} levels"])
+    if problem := json_problem(spec):
+        raise InvalidRunError([*problems, f"the specification cannot be read: {problem}"])
     size = json_size(spec)
     if size > MAX_SPEC_BYTES:
         raise InvalidRunError([*problems, f"the specification has {size} bytes; {MAX_SPEC_BYTES} are allowed"])
+    nodes = spec.get("nodes")
+    if isinstance(nodes, list) and len(nodes) > _MAX_NODES:
+        raise InvalidRunError([*problems, f"nodes: {len(nodes)} nodes; {_MAX_NODES} are allowed"])
     parsed: RunSpec | None = None
     try:
         parsed = RunSpec.model_validate(spec)
     except ValidationError as error:
         problems += problems_of(error)
-    nodes = spec.get("nodes")
     if isinstance(nodes, list):
         problems += _graph_problems(nodes)
     if problems or parsed is None:
@@ -340,23 +342,15 @@ def _reference_problems(prefix: str, value: Json) -> list[str]:
             problems += [f"{where}.{key}: unknown field of a reference" for key in item.keys() - _REFERENCE_FIELDS]
             if not isinstance(item["$output"], str):
                 problems.append(f"{where}.$output: a node's id, not {tell(item['$output'])}")
-            if not isinstance(pointer, str) or not _is_pointer(pointer):
+            if not isinstance(pointer, str) or not is_pointer(pointer):
                 problems.append(f'{where}.pointer: not a JSON Pointer (RFC 6901), such as "/id"')
     return problems
-
-
-def _is_pointer(text: str) -> bool:
-    try:
-        JsonPointer(text)
-    except JsonPointerException:
-        return False
-    return True
 
 
 def _cycles(edges: Mapping[str, list[str]]) -> Iterator[list[str]]:
     """Cycles, each through other edges, in the order of the flow (upstream first), until none is left."""
     graph = {node: list(dict.fromkeys(upstream)) for node, upstream in edges.items()}
-    for _ in range(_MAX_PROBLEMS):
+    for _ in range(_MAX_CYCLES):
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from jsonpointer import JsonPointer, JsonPointerException
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema import ValidationError as SchemaViolation
 from jsonschema.validators import validator_for
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
-from referencing import Registry
+from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, UnknownDialect, specification_with
 
 from contracts.base import Json, Model, place, problems_of, tell
 from contracts.canonical import content_hash
 from contracts.failures import POLICIES, Category, Policy, SideEffect
 from contracts.identity import problem_with_tool_name
+from contracts.pointers import is_pointer
 
 __all__ = [
     "Approval",
@@ -43,7 +44,7 @@ __all__ = [
     "schema_problems",
 ]
 
-_DURATION: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_DURATION: Final = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _UNITS: Final = {
     "ms": timedelta(milliseconds=1),
     "s": timedelta(seconds=1),
@@ -51,6 +52,7 @@ _UNITS: Final = {
     "h": timedelta(hours=1),
     "d": timedelta(days=1),
 }
+_LONGEST_DURATION: Final = timedelta(days=3650)
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -61,6 +63,10 @@ _OURS: Final = frozenset(
 )
 """Headers that Redrive itself sets on every call."""
 
+_UNUSABLE_SCHEMA: Final = (Unresolvable, RecursionError, ArithmeticError, ValueError, TypeError, re.error)
+"""What applying a schema can raise that its own meta-schema does not find."""
+
+_DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _MAX_SCHEMA_PROBLEMS: Final = 20
 _LONGEST_QUOTE: Final = 300
 
@@ -76,7 +82,10 @@ def parse_duration(text: object) -> timedelta:
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError('not a duration: write "250ms", "30s", "5m", "24h" or "30d"')
-    return int(match[1]) * _UNITS[match[2]]
+    duration = int(match[1]) * _UNITS[match[2]]
+    if duration > _LONGEST_DURATION:
+        raise ValueError(f"longer than {_LONGEST_DURATION.days} days")
+    return duration
 
 
 Duration = Annotated[
@@ -278,11 +287,7 @@ class Tool(Model):
     @field_validator("input_schema", "output_schema")
     @classmethod
     def _schema(cls, schema: Schema) -> Schema:
-        try:
-            validator_for(schema, default=Draft202012Validator).check_schema(schema)  # type: ignore[arg-type]  # true, false
-        except SchemaError as error:
-            where = place(error.absolute_path)
-            raise ValueError(f"not a JSON Schema: {where + ': ' if where else ''}{error.message}") from error
+        _check_schema(schema)
         return schema
 
     @field_validator("retry")
@@ -451,9 +456,45 @@ def schema_problems(schema: Schema, value: Json, where: str) -> list[str]:
                 problems.append("(and more)")
                 break
             problems.append(f"{place(error.absolute_path, where)}: {_schema_message(error)}")
-    except (Unresolvable, RecursionError) as error:
+    except _UNUSABLE_SCHEMA as error:
         problems.append(f"{where}: the tool's schema itself cannot be applied: {error}")
     return problems
+
+
+def _check_schema(schema: Schema) -> None:
+    if isinstance(schema, bool):
+        return
+    dialect = schema.get("$schema", _DEFAULT_DIALECT)
+    try:
+        specification_with(str(dialect))
+    except UnknownDialect as error:
+        raise ValueError("not a JSON Schema: $schema names no known draft; leave it out for 2020-12") from error
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"not a JSON Schema: {place(error.absolute_path, '$')}: {error.message}") from error
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    resolver = Registry().with_resource(resource.id() or "", resource).crawl().resolver(resource.id() or "")
+    for reference in _references_of(schema):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable as error:
+            raise ValueError(f"not a JSON Schema: $ref {reference!r} leads nowhere (nothing is fetched)") from error
+
+
+def _references_of(schema: Json) -> list[str]:
+    """Every ``$ref`` that the root can resolve; what stands under an ``$id`` of its own is left to the first use."""
+    found: list[str] = []
+    pending: list[Json] = [schema]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict) and (item is schema or "$id" not in item):
+            if isinstance(reference := item.get("$ref"), str):
+                found.append(reference)
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
+    return found
 
 
 def _schema_message(error: SchemaViolation) -> str:
@@ -489,10 +530,8 @@ def _check_url(url: str) -> str:
 
 
 def _check_pointer(pointer: str) -> str:
-    try:
-        JsonPointer(pointer)
-    except JsonPointerException as error:
-        raise ValueError('not a JSON Pointer (RFC 6901), such as "/result/id"') from error
+    if not is_pointer(pointer):
+        raise ValueError('not a JSON Pointer (RFC 6901), such as "/result/id"')
     return pointer
 
 

@@ -89,7 +89,11 @@ class WorkerProcess:
         try:
             kinds = [TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW]
             kinds += [TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY] * (not only_workflows)
-            await eventually(lambda: worker._polls(kinds), "a worker to poll")
+
+            async def polls() -> bool | None:
+                return await worker._polls(kinds)
+
+            await eventually(polls, "a worker to poll")
             yield worker
         finally:
             await worker.kill()
@@ -172,7 +176,7 @@ def _is_free(ledger: Path) -> bool:
 class HoldAcks(ClientInterceptor, Interceptor):
     """Keeps the results of `call_tool` from Temporal, once the ledger has them."""
 
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's name
         """Puts itself around every activity."""
         return _HoldAck(super().intercept_activity(next))
 
@@ -207,7 +211,9 @@ async def _run(*, only_workflows: bool, hold_acks: bool) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), end)
     client = await connect()
     if hold_acks:
-        client = Client(**client.config() | {"interceptors": [HoldAcks()]})
+        config = client.config()
+        config["interceptors"] = [HoldAcks()]
+        client = Client(**config)
     settings = load_settings()
     if only_workflows:
         await _decide_only(client, settings)

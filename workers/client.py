@@ -1,24 +1,48 @@
 """The one place that builds a Temporal client and its data converter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
+from contracts.base import Unreadable
 from workflows.attributes import SEARCH_ATTRIBUTES
 
 __all__ = ["DATA_CONVERTER", "TemporalUnavailableError", "connect", "register_search_attributes"]
 
-DATA_CONVERTER: Final[DataConverter] = pydantic_data_converter
-"""Plain JSON on the wire, pydantic models in the code."""
-
 _DEFAULT_ADDRESS: Final = "localhost:7233"
+_LONGEST_REASON: Final = 200
+
+
+class _TolerantPayloadConverter(PydanticPayloadConverter):
+    """The pydantic converter, which for an argument of no type never fails: what cannot be read says so instead.
+
+    Decoding happens inside the workflow task. If it raised there, one bad payload from anybody would leave the workflow
+    in task failures for ever; as a value it is refused by the same checks that refuse every other malformed argument.
+    """
+
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
+        values: list[Any] = []
+        for payload, hint in zip_longest(payloads, type_hints or []):
+            try:
+                values += super().from_payloads([payload], [hint] if hint is not None else None)
+            except (KeyError, RuntimeError, ValueError) as error:
+                if hint not in (None, Any):
+                    raise
+                values.append(Unreadable(f"not JSON that can be read: {str(error)[:_LONGEST_REASON]}"))
+        return values
+
+
+DATA_CONVERTER: Final = DataConverter(payload_converter_class=_TolerantPayloadConverter)
+"""Plain JSON on the wire, pydantic models in the code."""
 
 
 class TemporalUnavailableError(Exception):

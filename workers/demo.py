@@ -5,7 +5,6 @@ import asyncio
 import logging
 import shlex
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from urllib.parse import quote
 import structlog
 from pydantic import SecretStr
 from temporalio.client import Client, WorkflowHandle
-from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.base import Json, Model
 from contracts.canonical import canonical_json
-from contracts.dead_letters import Action, Entry, EntryStatus
+from contracts.dead_letters import Action, Entry
 from contracts.identity import dead_letter_workflow_id, node_workflow_id
-from contracts.runs import NodeResult, NodeStatus, RunResult, RunState, RunStatus, Source
+from contracts.runs import NodeResult, RunResult, RunState, RunStatus, Source
 from workers.embedded import EmbeddedServer, embedded_server
 from workers.sample_tools import RETRY_AFTER_SECONDS, SampleCall, SampleTools, sample_tools
 from workers.settings import Settings

@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from contracts.base import Model, problems_of, tell
+with workflow.unsafe.imports_passed_through():
+    from contracts.base import Model, problems_of, tell
+    from contracts.canonical import json_problem
 
 __all__ = ["read_one", "read_signal"]
 
@@ -23,8 +25,11 @@ def read_one(kind: type[_M], payloads: tuple[Any, ...], error_type: str) -> _M:
     Raises:
         ApplicationError: of the given type, naming every problem.
     """
+    problem: str
     if len(payloads) != 1:
         problem = f"takes one argument; {len(payloads)} were sent"
+    elif unreadable := json_problem(payloads[0]):
+        problem = f"cannot be read: {unreadable}"
     elif not isinstance(payloads[0], dict):
         problem = f"takes a JSON object, not {tell(payloads[0])}"
     else:

@@ -21,7 +21,7 @@ from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
     from contracts.base import Json
-    from contracts.canonical import json_size
+    from contracts.canonical import json_problem, json_size
     from contracts.dispatch import CancelRequest, NodeChange, NodeInput, NodeReport, Refusal, ReportTo, ToolFacts
     from contracts.failures import Category, Code
     from contracts.identity import OperationId, node_workflow_id, trace_id_of
@@ -100,6 +100,11 @@ class Run:
         return result
 
     async def _admit(self, payloads: list[Json]) -> RunSpec:
+        # What cannot travel to `admit` cannot be admitted either.
+        unreadable = [problem for payload in payloads if (problem := json_problem(payload)) is not None]
+        if unreadable:
+            message = f"the specification cannot be read: {unreadable[0]}"
+            raise ApplicationError(message, type="InvalidRun", non_retryable=True)
         # Local: it looks at the worker's own catalog, takes milliseconds, and its answer is all that has to be durable.
         admission = await workflow.execute_local_activity(
             stubs.admit,
@@ -147,7 +152,11 @@ class Run:
         except MissingOutputError as error:
             value = node.input
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.OUTPUT_MISSING, message=str(error))
-        if (size := json_size(value)) > MAX_INPUT_BYTES:
+        if (problem := json_problem(value)) is not None:
+            value = None
+            message = f"the resolved input cannot be sent: {problem}"
+            refusal = Refusal(category=Category.INVALID_INPUT, code=Code.INPUT_INVALID, message=message)
+        elif (size := json_size(value)) > MAX_INPUT_BYTES:
             value = None
             refusal = Refusal(
                 category=Category.INVALID_INPUT,

@@ -6,8 +6,13 @@ SELECT born_at FROM ledger;
 SELECT * FROM node WHERE run_id = :run_id AND node_id = :node_id;
 
 -- name: insert_node!
-INSERT INTO node (run_id, node_id, logical_attempt, tool, fingerprint, input)
-VALUES (:run_id, :node_id, :logical_attempt, :tool, :fingerprint, :input);
+INSERT INTO node (run_id, node_id, logical_attempt, redrives, tool, fingerprint, input)
+VALUES (:run_id, :node_id, :logical_attempt, :redrives, :tool, :fingerprint, :input);
+
+-- name: advance_node!
+-- The dispatch knows of redrives that this ledger has lost.
+UPDATE node SET logical_attempt = :logical_attempt, redrives = :redrives, fingerprint = :fingerprint, input = :input
+WHERE run_id = :run_id AND node_id = :node_id;
 
 -- name: cancel_node!
 INSERT INTO node (run_id, node_id, logical_attempt, tool, fingerprint, input, cancelled_at, fence)
@@ -23,7 +28,7 @@ WHERE run_id = :run_id AND node_id = :node_id;
 -- name: redrive_node!
 UPDATE node
 SET logical_attempt = :logical_attempt, fingerprint = :fingerprint, input = :input, approval = :approval,
-    redrives = redrives + 1,
+    redrives = :redrives,
     budget_from = (SELECT COALESCE(MAX(attempt), 0) FROM attempt WHERE run_id = :run_id AND node_id = :node_id)
 WHERE run_id = :run_id AND node_id = :node_id;
 
@@ -54,7 +59,7 @@ UPDATE operation SET owner = NULL, lease_boot = NULL, lease_until = NULL WHERE o
 -- name: fence_operation!
 -- Whoever still holds an earlier epoch changes nothing from here on.
 UPDATE operation SET epoch = epoch + 1, owner = NULL, lease_boot = NULL, lease_until = NULL
-WHERE operation_id = :operation_id;
+WHERE operation_id = :operation_id AND epoch <= :epoch;
 
 -- name: adopt_fingerprint!
 UPDATE operation SET fingerprint = :fingerprint WHERE operation_id = :operation_id;

@@ -68,17 +68,7 @@ class Store:
         """See `Ledger.claim`. The order of the questions is the order of the answers' table in the semantics."""
         operation = request.operation
         ids = {"run_id": operation.run_id, "node_id": operation.node_id}
-        node = self._sql.node(connection, **ids)
-        if node is None:
-            self._sql.insert_node(
-                connection,
-                **ids,
-                logical_attempt=operation.logical_attempt,
-                tool=request.tool,
-                fingerprint=request.fingerprint,
-                input=canonical_json(request.input),
-            )
-            node = self._sql.node(connection, **ids)
+        node, forgotten = self._node_of(connection, request)
         attempts = list(self._sql.attempts(connection, **ids))
         if node["ended"] is not None:
             return self._settled(connection, node, attempts)
@@ -94,9 +84,11 @@ class Store:
             )
         if node["fence"] is not None and request.scheduled_at < _time(node["fence"]):
             return Stale(current=None, attempt_count=len(attempts))
-        row = self._sql.operation(connection, operation_id=str(operation))
-        if row is None:
-            row = self._begin(connection, request)
+        row = self._operation_of(connection, request)
+        if forgotten and request.risk is not SideEffect.NONE:
+            born_at = _time(self._sql.birth(connection)["born_at"])
+            number = len(attempts) + 1
+            self._insert_attempt(connection, request, number, row["epoch"], born_at, Code.LEDGER_LOST)
             attempts = list(self._sql.attempts(connection, **ids))
         if row["input_hash"] != request.input_hash:
             return Mismatch()
@@ -123,26 +115,50 @@ class Store:
             )
         return self._grant(connection, request, row, attempts, counted, first_sent_at, now)
 
-    def _begin(self, connection: Any, request: ClaimRequest) -> Row:
-        """Writes the operation's row; a node older than the ledger begins with an attempt that nobody remembers."""
+    def _node_of(self, connection: Any, request: ClaimRequest) -> tuple[Row, bool]:
+        """The node's row, and whether this ledger has forgotten something of it.
+
+        It has if the node is older than the ledger, or if the dispatch knows of redrives that the ledger does not: it
+        was lost, or is an older copy. What was sent in the meantime is then unknown.
+        """
         operation = request.operation
-        self._sql.insert_operation(
-            connection,
-            operation_id=str(operation),
-            run_id=operation.run_id,
-            node_id=operation.node_id,
-            logical_attempt=operation.logical_attempt,
-            idempotency_key=operation.idempotency_key,
-            tool=request.tool,
-            fingerprint=request.fingerprint,
-            input_hash=request.input_hash,
-            scheduled_at=_text(request.scheduled_at),
-        )
-        born_at = _time(self._sql.birth(connection)["born_at"])
-        if request.node_started_at < born_at and request.risk is not SideEffect.NONE:
-            self._insert_attempt(connection, request, attempt=1, epoch=0, started_at=born_at, code=Code.LEDGER_LOST)
-        row: Row = self._sql.operation(connection, operation_id=str(operation))
-        return row
+        ids = {"run_id": operation.run_id, "node_id": operation.node_id}
+        present = {
+            "logical_attempt": operation.logical_attempt,
+            "redrives": request.redrives,
+            "fingerprint": request.fingerprint,
+            "input": canonical_json(request.input),
+        }
+        node = self._sql.node(connection, **ids)
+        if node is None:
+            self._sql.insert_node(connection, **ids, **present, tool=request.tool)
+            forgotten = request.redrives > 0 or request.node_started_at < _time(self._sql.birth(connection)["born_at"])
+        elif (node["logical_attempt"], node["redrives"]) < (operation.logical_attempt, request.redrives):
+            self._sql.advance_node(connection, **ids, **present)
+            forgotten = True
+        else:
+            return node, False
+        return self._sql.node(connection, **ids), forgotten
+
+    def _operation_of(self, connection: Any, request: ClaimRequest) -> Row:
+        operation = request.operation
+        row = self._sql.operation(connection, operation_id=str(operation))
+        if row is None:
+            self._sql.insert_operation(
+                connection,
+                operation_id=str(operation),
+                run_id=operation.run_id,
+                node_id=operation.node_id,
+                logical_attempt=operation.logical_attempt,
+                idempotency_key=operation.idempotency_key,
+                tool=request.tool,
+                fingerprint=request.fingerprint,
+                input_hash=request.input_hash,
+                scheduled_at=_text(request.scheduled_at),
+            )
+            row = self._sql.operation(connection, operation_id=str(operation))
+        found: Row = row
+        return found
 
     def _busy(
         self, connection: Any, operation: Row, attempts: Sequence[Row], budget_from: int, now: datetime
@@ -315,7 +331,7 @@ class Store:
     def settle_absent(self, connection: Any, operation: OperationId, epoch: int) -> None:
         """See `Ledger.settle_absent`."""
         self._sql.settle_attempts(connection, operation_id=str(operation), epoch=epoch, settled=Settlement.ABSENT)
-        self._sql.fence_operation(connection, operation_id=str(operation))
+        self._sql.fence_operation(connection, operation_id=str(operation), epoch=epoch)
 
     def settle_committed(
         self, connection: Any, operation: OperationId, epoch: int, output: Json, now: datetime
@@ -325,7 +341,7 @@ class Store:
         if node is None or node["ended"] is not None:
             return
         self._sql.settle_attempts(connection, operation_id=str(operation), epoch=epoch, settled=Settlement.COMMITTED)
-        self._sql.fence_operation(connection, operation_id=str(operation))
+        self._sql.fence_operation(connection, operation_id=str(operation), epoch=_EVERY_EPOCH)
         self._sql.succeed_operation(connection, operation_id=str(operation), result=_json(output), now=_text(now))
         self._end_node(connection, operation, NodeEnd.SUCCEEDED, Source.RECONCILED, None, now)
 
@@ -343,6 +359,7 @@ class Store:
                 connection,
                 **ids,
                 logical_attempt=request.logical_attempt,
+                redrives=request.redrives,
                 tool=request.tool.name if request.tool else "",
                 fingerprint=request.tool.fingerprint if request.tool else "",
                 input=canonical_json(request.input),
@@ -355,8 +372,9 @@ class Store:
         if refusal := _too_late(node, request):
             refused = {"outcome": DecisionOutcome.REFUSED, "refusals": [refusal]}
             return DecideAnswer(record=request.record.model_copy(update=refused))
-        operation = OperationId(**ids, logical_attempt=node["logical_attempt"])
-        self._sql.fence_operation(connection, operation_id=str(operation))
+        # A ledger that was lost, or is an older copy, knows of fewer redrives than the entry.
+        operation = OperationId(**ids, logical_attempt=max(node["logical_attempt"], request.logical_attempt))
+        self._sql.fence_operation(connection, operation_id=str(operation), epoch=_EVERY_EPOCH)
         match request.change:
             case Change.REDRIVE:
                 self._redrive(connection, request, node, operation)
@@ -381,7 +399,8 @@ class Store:
             connection,
             run_id=request.run_id,
             node_id=request.node_id,
-            logical_attempt=node["logical_attempt"] + (1 if request.new_operation else 0),
+            logical_attempt=operation.logical_attempt + (1 if request.new_operation else 0),
+            redrives=max(node["redrives"], request.redrives) + 1,
             fingerprint=request.tool.fingerprint,
             input=canonical_json(request.input),
             approval=request.approval.model_dump_json() if request.approval else "null",
@@ -477,7 +496,7 @@ def _too_late(node: Row, request: DecideRequest) -> RefusalCode | None:
     if node["ended"] is not None:
         decided = node["ended"] in (NodeEnd.RESOLVED, NodeEnd.DISCARDED)
         return RefusalCode.ALREADY_DECIDED if decided else RefusalCode.NODE_CLOSED
-    if node["redrives"] != request.redrives:
+    if node["redrives"] > request.redrives:
         return RefusalCode.ALREADY_DECIDED
     if node["cancelled_at"] is not None and request.change is Change.REDRIVE:
         return RefusalCode.RUN_CANCELLING

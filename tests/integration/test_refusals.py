@@ -1,6 +1,6 @@
 """What stands in the way of a redrive: shown beforehand, given on the decision, nothing sent; and what cures it."""
 
-import asyncio
+import asyncio, time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -146,13 +146,16 @@ async def test_a_refusal_is_shown_beforehand_given_on_the_decision_and_cured_as_
         await bench.tool(case.name, [dict(step) for step in case.steps], **case.tool)
     await bench.tools.reconcile_script(bench.unique("unanswered"), [{"status": 500}])
     runs: dict[str, Run] = {}
+    t0=time.time()
     async with bench.worker():
         for case in CASES:
             node = {"id": "pay", "tool": case.name, "input": {"amount": 1}} | case.node
             runs[case.name] = await bench.start({"id": "source", "tool": "source"}, node)
         await asyncio.gather(*(bench.parked(run, "pay") for run in runs.values()))
+        print('PARKED', time.time()-t0)
         await runs["revoked"].signal("revoke_approval", {"approval_id": "taken", "revoked_by": "carol"})
 
+    print('PHASE1', time.time()-t0)
     before = dict(bench.catalog)
     for case in CASES:
         if case.changes is None:
@@ -163,6 +166,7 @@ async def test_a_refusal_is_shown_beforehand_given_on_the_decision_and_cured_as_
         for case in CASES:
             group.create_task(_is_refused_then_cured(bench, case, runs[case.name]), name=case.name)
 
+    print('PHASE2', time.time()-t0)
     bench.catalog["missing"] = before["missing"]
     async with bench.worker():
         assert (await bench.decide(runs["missing"], "pay", "check")).outcome == "NOTED"
@@ -187,6 +191,7 @@ async def _is_refused_then_cured(bench: Bench, case: Case, run: Run) -> None:
     assert (entry.status, entry.redrives) == ("AWAITING_DECISION", 0)
     assert plain in entry.decisions
 
+    print(case.name, time.time())
     if case.settled:
         record = await bench.decide(run, "pay", "resolve", output={"id": "known"})
         assert record.outcome == "ACCEPTED"

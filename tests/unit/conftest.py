@@ -1,0 +1,34 @@
+"""What the unit tests share: hypothesis without time limits, and a ledger of each kind of database."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from activities.ledger.interface import Ledger
+from tests.unit.ledger_lab import BACKENDS, Backend
+
+# Derandomized, so that a run is green or red for its code only; without limits of time, so that a busy machine is not an error.
+settings.register_profile(
+    "redrive",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("redrive")
+
+
+@pytest.fixture(params=list(BACKENDS))
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    """A database of one kind, empty, with a lease clock that moves only when it is told to."""
+    async with BACKENDS[request.param](tmp_path) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def ledger(backend: Backend) -> Ledger:
+    """A ledger on that database."""
+    return await backend.open()
