@@ -115,7 +115,7 @@ def refusals(request: PreflightRequest, present: Present) -> list[RefusalCode]:
         return [*found, RefusalCode.TOOL_MISSING]
     if tool.fingerprint != request.tool.fingerprint:
         found.append(RefusalCode.TOOL_CHANGED)
-    if input_problems(tool, request.input):
+    if request.unresolved or input_problems(tool, request.input):
         found.append(RefusalCode.INPUT_INVALID)
     if (approval := _approval_refusal(request, tool, present.now)) is not None:
         found.append(approval)

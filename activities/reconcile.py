@@ -9,7 +9,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.classify import Answer, classify_exception
-from activities.context import Context, delivery
+from activities.context import Context, attempt_budgets, delivery
 from activities.http import Call
 from activities.ledger.errors import LedgerUnavailableError
 from activities.ledger.records import NodeView
@@ -44,6 +44,7 @@ class ReconcileOperation:
             ApplicationError: ``DEPENDENCY_DOWN`` while there is no answer yet, with the time of the next question.
         """
         tool = self._context.catalog.get(request.tool)
+        node: NodeView | None = None
         try:
             node = await self._context.ledger.node(request.run_id, request.node_id)
             if tool is None or tool.reconcile is None or node is None:
@@ -54,6 +55,8 @@ class ReconcileOperation:
                 return self._settled(Verdict.ABSENT, node)
             return await self._ask(tool, tool.reconcile, request, node)
         except LedgerUnavailableError as error:
+            if activity.info().attempt >= attempt_budgets(tool)[Category.DEPENDENCY_DOWN]:
+                return self._no_answer(node, str(error))
             raise _later(str(error), _LEDGER_AGAIN) from error
 
     async def _ask(self, tool: Tool, how: Reconcile, request: ReconcileRequest, node: NodeView) -> ReconcileAnswer:

@@ -280,6 +280,8 @@ class DeadLetterInput(Model):
 
     entry: Entry
     approval: Approved | None
+    unresolved: bool = False
+    """The entry's input could not be resolved, or is too large: a redrive has to bring another."""
     revoked: list[str] = []
     """Ids of approvals that were revoked."""
     node_gone: bool = False
@@ -308,7 +310,8 @@ class PreflightRequest(Model):
     logical_attempt: int
     tool: ToolRef
     input: Json
-    edited: bool = False
+    unresolved: bool = False
+    """The input could not be resolved, or is too large: as it is, it can never be sent."""
     new_operation: bool = False
     approval: Approved | None = None
     new_approval: ApprovalGrant | None = None

@@ -346,6 +346,7 @@ class DeadLetter:
             logical_attempt=self._entry.logical_attempt,
             tool=self._entry.tool,
             input=self._entry.input,
+            unresolved=self._start.unresolved,
             approval=self._start.approval,
             revoked=self._revoked,
             redrives=self._entry.redrives,
@@ -364,7 +365,7 @@ class DeadLetter:
         request = self._plain().model_copy(
             update={
                 "input": decision.input if decision.edits_input else self._entry.input,
-                "edited": decision.edits_input,
+                "unresolved": self._start.unresolved and not decision.edits_input,
                 "new_operation": decision.is_new_operation,
                 "new_approval": decision.approval,
             }

@@ -389,7 +389,11 @@ class Node:
         return await workflow.start_child_workflow(
             "DeadLetter",
             DeadLetterInput(
-                entry=entry, approval=self._approval, revoked=list(self._revoked), node_gone=self._cancelling
+                entry=entry,
+                approval=self._approval,
+                unresolved=self._refusal is not None,
+                revoked=list(self._revoked),
+                node_gone=self._cancelling,
             ),
             id=dead_letter_workflow_id(entry.run_id, entry.node_id),
             result_type=DeadLetterResult,
@@ -466,9 +470,7 @@ class Node:
         self._input = redriven.input
         self._redrives = redriven.redrives
         self._approval = redriven.approval
-        if redriven.logical_attempt > 1:
-            # The input has been edited, or looked at and sent anew all the same.
-            self._refusal = None
+        self._refusal = None
         self._tool = (tool or self._tool).model_copy(update={"fingerprint": redriven.fingerprint})
         self._fresh_deadline()
 
