@@ -149,8 +149,8 @@ class DeadLetter:
                 pending = self._queue.popleft()
                 pending.record = await self._decide(pending)
         for late in self._queue:
-            late.record = self._record(late, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
-        return self._result
+            late.record = self._answer_late(late)
+        return self._result.model_copy(update={"decisions": self._entry.decisions})
 
     # What people send. Each decision is a signal and an update of one name; an unreadable signal is kept as rejected.
 
@@ -274,7 +274,7 @@ class DeadLetter:
         decision = parse_decision(action, list(payloads))
         pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
         if self._result is not None:
-            return self._record(pending, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
+            return self._answer_late(pending)
         self._queue.append(pending)
         await workflow.wait_condition(lambda: pending.record is not None)
         assert pending.record is not None
@@ -296,9 +296,8 @@ class DeadLetter:
 
     async def _decide(self, pending: _Pending) -> DecisionRecord:
         """One decision, from its arrival to its record."""
-        for earlier in self._entry.decisions:
-            if earlier.decision_id == pending.decision_id and earlier.outcome is not DecisionOutcome.REJECTED:
-                return earlier
+        if (earlier := self._seen(pending)) is not None:
+            return earlier
         decision = pending.decision
         if decision.if_redrives is not None and decision.if_redrives != self._entry.redrives:
             return self._keep(self._record(pending, DecisionOutcome.REFUSED, [RefusalCode.EVIDENCE_CHANGED]))
@@ -318,6 +317,17 @@ class DeadLetter:
                 return await self._resolve(pending, decision)
             case Action.DISCARD:
                 return await self._commit(pending, self._request(pending, Change.DISCARD))
+
+    def _seen(self, pending: _Pending) -> DecisionRecord | None:
+        """The record of a decision that came before under the same id; a malformed one may be sent again, corrected."""
+        for earlier in self._entry.decisions:
+            if earlier.decision_id == pending.decision_id and earlier.outcome is not DecisionOutcome.REJECTED:
+                return earlier
+        return None
+
+    def _answer_late(self, pending: _Pending) -> DecisionRecord:
+        refused = self._record(pending, DecisionOutcome.REFUSED, [RefusalCode.ALREADY_DECIDED])
+        return self._seen(pending) or self._keep(refused)
 
     async def _check(self) -> PreflightAnswer:
         """Checks a plain redrive against the present; what it finds is the eligibility."""
@@ -371,12 +381,13 @@ class DeadLetter:
             }
         )
         answer = await self._preflight(request)
-        if _EFFECT_REFUSALS & set(answer.refusals) and answer.tool is not None and answer.tool.askable:
+        uncertain = set(_standing(answer, decision)) <= _EFFECT_REFUSALS and _EFFECT_REFUSALS & set(answer.refusals)
+        if uncertain and not self._node_gone and answer.tool is not None and answer.tool.askable:
             asked = await self._ask(answer.tool)
             if asked.verdict is Verdict.COMMITTED and asked.usable:
                 return await self._reconciled(pending, asked, DecisionOutcome.ACCEPTED)
             answer = await self._preflight(request)
-        standing = [code for code in answer.refusals if code not in decision.override or not REFUSALS[code].overridable]
+        standing = _standing(answer, decision)
         if self._node_gone and not standing:
             standing = [RefusalCode.NODE_CLOSED]
         if standing:
@@ -539,3 +550,8 @@ class DeadLetter:
                 await workflow.get_external_workflow_handle(self._report_to.pop()).signal("dead_letter_settled", result)
             except FailureError:
                 workflow.logger.info("the node that asked is closed: nobody to tell")
+
+
+def _standing(answer: PreflightAnswer, decision: RedriveDecision) -> list[RefusalCode]:
+    """The refusals that the person has not overridden; which of them can be is the contract's table."""
+    return [code for code in answer.refusals if code not in decision.override or not REFUSALS[code].overridable]

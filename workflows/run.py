@@ -223,8 +223,8 @@ class Run:
         self._children[name] = child
         if self._cancelling:
             child.cancel()
-        elif node.approval is not None and node.approval.id in self._revoked:
-            await self._forward(name, self._revoked[node.approval.id])
+        for revocation in list(self._revoked.values()):
+            await self._forward(name, revocation)
         return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=await child)
 
     async def _attach(self, name: str) -> NodeReport | None:
@@ -289,10 +289,9 @@ class Run:
         if revocation is None:
             return
         self._revoked[revocation.approval_id] = revocation
-        for name in list(self._running):
-            approval = self._graph.spec(name).approval
-            if approval is not None and approval.id == revocation.approval_id:
-                await self._forward(name, revocation)
+        # To every node: by a redrive it may go on under another approval than the one it was specified with.
+        for name in list(self._children):
+            await self._forward(name, revocation)
 
     async def _forward(self, name: str, revocation: Revocation) -> None:
         try:
