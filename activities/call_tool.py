@@ -9,7 +9,7 @@ from typing import Final
 
 import httpx
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.classify import Success, classify_answer, classify_exception, declare
 from activities.context import WORKER, Context, attempt_budgets, delivery, facts, unique_owner
@@ -381,6 +381,8 @@ class _Entry:
                 delivery=self._delivery,
             ),
             type=outcome.category,
+            # Expected: a person is told by the dead letter, not by a traceback in the worker's log.
+            category=ApplicationErrorCategory.BENIGN,
             non_retryable=final,
             next_retry_delay=delay,
         )

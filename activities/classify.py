@@ -216,14 +216,17 @@ def _outcome(answer: Answer, category: Category, side_effect: SideEffect) -> Out
     message = f"HTTP {answer.status} {phrase}".rstrip()
     if answer.excerpt:
         message += f": {answer.excerpt}"
+    wait = answer.retry_after
+    if wait is None and category is Category.RATE_LIMITED:
+        # A gateway may stamp these fields on every answer; they are about this one only where it was limited.
+        wait = answer.rate_limit_reset
     return Outcome(
         category=category,
         code=f"http_{answer.status}",
         message=clip_message(message),
         side_effect=side_effect,
         http_status=answer.status,
-        # A gateway may stamp the RateLimit fields on every answer; they are about this one only where it was limited.
-        retry_after=answer.retry_after or (answer.rate_limit_reset if category is Category.RATE_LIMITED else None),
+        retry_after=wait,
     )
 
 

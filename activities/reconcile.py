@@ -6,7 +6,7 @@ from typing import Final
 
 import httpx
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.classify import Answer, classify_exception
 from activities.context import Context, attempt_budgets, delivery
@@ -150,4 +150,10 @@ class ReconcileOperation:
 
 
 def _later(message: str, wait: timedelta) -> ApplicationError:
-    return ApplicationError(clip_message(message), delivery(), type=Category.DEPENDENCY_DOWN, next_retry_delay=wait)
+    return ApplicationError(
+        clip_message(message),
+        delivery(),
+        type=Category.DEPENDENCY_DOWN,
+        next_retry_delay=wait,
+        category=ApplicationErrorCategory.BENIGN,
+    )

@@ -268,7 +268,11 @@ class DeadLetter:
         except MalformedDecisionError as error:
             self._reject(action, payloads, f"malformed: {error}")
             return
-        self._queue.append(_Pending(action, decision, decision.decision_id or str(workflow.uuid4())))
+        pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
+        if self._result is not None:
+            self._answer_late(pending)
+        else:
+            self._queue.append(pending)
 
     async def _updated(self, action: Action, payloads: tuple[Any, ...]) -> DecisionRecord:
         decision = parse_decision(action, list(payloads))

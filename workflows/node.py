@@ -372,7 +372,10 @@ class Node:
             await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
             await workflow.wait_condition(functools.partial(self._goes_on, child))
             self._parked = False
-            if child is None or not child.done():
+            if self._cancelling and not self._has_settled(child):
+                await self._leave()
+                return None
+            if child is None:
                 return self._settled
             try:
                 return await child
@@ -381,9 +384,17 @@ class Node:
                 continue
 
     def _goes_on(self, child: DeadLetterHandle | None) -> bool:
-        if self._cancelling:
-            return True
+        return self._cancelling or self._has_settled(child)
+
+    def _has_settled(self, child: DeadLetterHandle | None) -> bool:
         return child.done() if child is not None else self._settled is not None
+
+    async def _leave(self) -> None:
+        """Tells the dead letter that nobody waits for it any more; it outlives the node."""
+        try:
+            await self._dead_letter().signal("node_gone")
+        except FailureError:
+            workflow.logger.info("the dead letter had closed before the node was cancelled")
 
     async def _open_dead_letter(self, entry: Entry) -> DeadLetterHandle:
         return await workflow.start_child_workflow(
@@ -496,11 +507,6 @@ class Node:
         )
         if self._call is not None:
             self._call.cancel()
-        if self._parked:
-            try:
-                await self._dead_letter().signal("node_gone")
-            except FailureError:
-                workflow.logger.info("the dead letter had closed before the node was cancelled")
 
     async def _tell(self, status: NodeStatus, attempt_count: int, reason: str) -> None:
         """Tells the run, and whoever looks at this node in the UI, that a person is (no longer) needed."""

@@ -19,6 +19,4 @@ async def open_ledger(url: str) -> Ledger:
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
         # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
         return await SqliteLedger.open(Path(rest[1:]))
-    raise LedgerUnavailableError(
-        f"this version keeps its ledger in SQLite: set REDRIVE_LEDGER to sqlite:///PATH (it begins with {scheme}://)"
-    )
+    raise LedgerUnavailableError("this version keeps its ledger in SQLite: set REDRIVE_LEDGER to sqlite:///PATH")

@@ -10,8 +10,8 @@ INSERT INTO node (run_id, node_id, logical_attempt, redrives, tool, fingerprint,
 VALUES (:run_id, :node_id, :logical_attempt, :redrives, :tool, :fingerprint, :input);
 
 -- name: advance_node!
--- The dispatch knows of redrives that this ledger has lost.
-UPDATE node SET logical_attempt = :logical_attempt, redrives = :redrives, fingerprint = :fingerprint, input = :input
+-- The dispatch knows more of the node than this ledger does.
+UPDATE node SET tool = :tool, logical_attempt = :logical_attempt, redrives = :redrives, fingerprint = :fingerprint, input = :input
 WHERE run_id = :run_id AND node_id = :node_id;
 
 -- name: cancel_node!

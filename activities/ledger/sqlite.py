@@ -168,6 +168,11 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise LedgerUnavailableError(
+                f"{path} is another program's database: set REDRIVE_LEDGER to a file of its own"
+            )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")

@@ -74,6 +74,12 @@ class Store:
             return self._settled(connection, node, attempts)
         if (operation.logical_attempt, request.redrives) < (node["logical_attempt"], node["redrives"]):
             return Stale(current=_redriven(node), attempt_count=len(attempts))
+        row = self._operation_of(connection, request)
+        if forgotten and request.risk is not SideEffect.NONE:
+            born_at = _time(self._sql.birth(connection)["born_at"])
+            number = len(attempts) + 1
+            self._insert_attempt(connection, request, number, row["epoch"], born_at, Code.LEDGER_LOST)
+            attempts = list(self._sql.attempts(connection, **ids))
         if node["cancelled_at"] is not None:
             return Settled(
                 end=NodeEnd.CANCELLED,
@@ -84,12 +90,6 @@ class Store:
             )
         if node["fence"] is not None and request.scheduled_at < _time(node["fence"]):
             return Stale(current=None, attempt_count=len(attempts))
-        row = self._operation_of(connection, request)
-        if forgotten and request.risk is not SideEffect.NONE:
-            born_at = _time(self._sql.birth(connection)["born_at"])
-            number = len(attempts) + 1
-            self._insert_attempt(connection, request, number, row["epoch"], born_at, Code.LEDGER_LOST)
-            attempts = list(self._sql.attempts(connection, **ids))
         if row["input_hash"] != request.input_hash:
             return Mismatch()
         if request.scheduled_at < _time(row["scheduled_at"]):
@@ -130,15 +130,20 @@ class Store:
             "input": canonical_json(request.input),
         }
         node = self._sql.node(connection, **ids)
+        if node is not None and node["ended"] is not None:
+            return node, False
+        older = request.redrives > 0 or request.node_started_at < _time(self._sql.birth(connection)["born_at"])
         if node is None:
             self._sql.insert_node(connection, **ids, **present, tool=request.tool)
-            forgotten = request.redrives > 0 or request.node_started_at < _time(self._sql.birth(connection)["born_at"])
+        elif node["tool"] == "":
+            # Only a cancel knows of it; what the node did before is as unknown as without one.
+            self._sql.advance_node(connection, **ids, **present, tool=request.tool)
         elif (node["logical_attempt"], node["redrives"]) < (operation.logical_attempt, request.redrives):
-            self._sql.advance_node(connection, **ids, **present)
-            forgotten = True
+            self._sql.advance_node(connection, **ids, **present, tool=request.tool)
+            older = True
         else:
             return node, False
-        return self._sql.node(connection, **ids), forgotten
+        return self._sql.node(connection, **ids), older
 
     def _operation_of(self, connection: Any, request: ClaimRequest) -> Row:
         operation = request.operation
