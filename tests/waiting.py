@@ -8,7 +8,9 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def eventually(condition: Callable[[], Awaitable[_T | bool | None] | _T | bool | None], what: str, within: float = 60) -> _T:
+async def eventually(
+    condition: Callable[[], Awaitable[_T | bool | None] | _T | bool | None], what: str, within: float = 60
+) -> _T:
     """Asks until the answer is neither None nor False; the limit only bounds a failing test."""
     deadline = asyncio.get_running_loop().time() + within
     while True:

@@ -76,9 +76,10 @@ INSERT INTO attempt (run_id, node_id, attempt, operation_id, epoch, worker, deli
 VALUES (:run_id, :node_id, :attempt, :operation_id, :epoch, :worker, :delivery, :started_at, :side_effect, :code);
 
 -- name: end_attempt!
+-- What began without a risk (a read) ends without an effect.
 UPDATE attempt
 SET ended_at = :now, category = :category, code = :code, message = :message, http_status = :http_status,
-    side_effect = :side_effect, next_eligible_at = :next_eligible_at, not_before = :not_before
+    side_effect = CASE side_effect WHEN 'NONE' THEN 'NONE' ELSE :side_effect END, next_eligible_at = :next_eligible_at, not_before = :not_before
 WHERE operation_id = :operation_id AND epoch = :epoch AND ended_at IS NULL;
 
 -- name: note_late_answer!
