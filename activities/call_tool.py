@@ -269,7 +269,7 @@ class _Entry:
             )
         except NotSentError as error:
             return _not_sent(Category.TRANSIENT, error.code, str(error))
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             outcome = classify_exception(error, call.sent)
             outcome = outcome.model_copy(update={"message": self._context.secrets.redact(outcome.message)})
             return declare(outcome, tool, holds)

@@ -13,7 +13,7 @@ import httpx
 
 from activities.retry_after import rate_limit_reset, retry_after
 from contracts.base import Json
-from contracts.canonical import json_size
+from contracts.canonical import json_size, same_json
 from contracts.failures import Category, Code, Outcome, SideEffect, clip_message
 from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
@@ -54,13 +54,12 @@ _CLASSES: Final[Mapping[int, tuple[Category, SideEffect]]] = {
 
 _GATEWAY_STATUSES: Final = (502, 503, 504)
 
-_EXCEPTIONS: Final[tuple[tuple[type[Exception], tuple[Category, SideEffect], Code], ...]] = (
+_EXCEPTIONS: Final[tuple[tuple[type[httpx.HTTPError], tuple[Category, SideEffect], Code], ...]] = (
     (httpx.PoolTimeout, _TRANSIENT, Code.POOL_EXHAUSTED),
     (httpx.ConnectTimeout, (Category.DEPENDENCY_DOWN, SideEffect.NONE), Code.CONNECT_TIMEOUT),
     (httpx.ConnectError, (Category.DEPENDENCY_DOWN, SideEffect.NONE), Code.CONNECT_FAILED),
     (httpx.ReadTimeout, _UNKNOWN, Code.READ_TIMEOUT),
     (httpx.WriteTimeout, _UNKNOWN, Code.WRITE_TIMEOUT),
-    (TimeoutError, _UNKNOWN, Code.READ_TIMEOUT),
     (httpx.NetworkError, _UNKNOWN, Code.CONNECTION_LOST),
     (httpx.RemoteProtocolError, _UNKNOWN, Code.PROTOCOL_ERROR),
 )
@@ -132,13 +131,12 @@ def classify_answer(tool: Tool, answer: Answer, dedupes_by_key: bool) -> Success
     return _outcome(answer, *_by_table(answer, dedupes_by_key))
 
 
-def classify_exception(error: Exception, sent: bool, status: int | None = None) -> Outcome:
+def classify_exception(error: httpx.HTTPError | httpx.InvalidURL, sent: bool) -> Outcome:
     """What it means that a call raised instead of answering.
 
     Args:
         error: What was raised.
         sent: Whether bytes of the request may have gone.
-        status: The status, if the head of the answer had come.
     """
     (category, side_effect), code = _UNKNOWN, Code.PROTOCOL_ERROR
     for kind, meaning, its_code in _EXCEPTIONS:
@@ -147,14 +145,13 @@ def classify_exception(error: Exception, sent: bool, status: int | None = None) 
             break
     if not sent and side_effect is not SideEffect.NONE:
         category, side_effect = Category.DEPENDENCY_DOWN, SideEffect.NONE
-        code = Code.CONNECT_TIMEOUT if isinstance(error, TimeoutError | httpx.TimeoutException) else Code.CONNECT_FAILED
+        code = Code.CONNECT_TIMEOUT if isinstance(error, httpx.TimeoutException) else Code.CONNECT_FAILED
     reason = str(error) or type(error).__name__
     return Outcome(
         category=category,
         code=code,
         message=clip_message(f"{code.replace('_', ' ')}: {reason}"),
         side_effect=side_effect,
-        http_status=status,
     )
 
 
@@ -247,5 +244,4 @@ def _equals_at(body: Json, pointer: str, expected: Json) -> bool:
         found = at_pointer(body, pointer)
     except LookupError:
         return False
-    # Python takes True for 1; JSON does not.
-    return found == expected and isinstance(found, bool) == isinstance(expected, bool)
+    return same_json(found, expected)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -33,12 +33,16 @@ class NotSentError(Exception):
 
 
 class Call:
-    """One call on the wire: whether bytes may have gone, and the status as soon as it is known."""
+    """One call on the wire: how far it has come, and above all whether bytes may have gone."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
+        self._overdue: type[httpx.TimeoutException] = httpx.PoolTimeout
         self.sent = False
-        self.status: int | None = None
+
+    def timed_out(self, limit: timedelta) -> httpx.TimeoutException:
+        """What it means that the whole attempt has taken too long just now."""
+        return self._overdue(f"the attempt was not over within {limit.total_seconds():g} s")
 
     async def trace(self, event: str, _info: Mapping[str, Any]) -> None:
         """Is httpcore's trace hook: the last thing before the first byte is to ask whether it may go.
@@ -46,9 +50,15 @@ class Call:
         After pool and connect waits, which is why it cannot be asked earlier
         (https://www.encode.io/httpcore/extensions/#trace).
         """
-        if event.endswith("send_request_headers.started") and not self.sent:
-            self._check()
+        if event.endswith("send_request_headers.started"):
+            if not self.sent:
+                self._check()
             self.sent = True
+            self._overdue = httpx.WriteTimeout
+        elif event.endswith("send_request_body.complete"):
+            self._overdue = httpx.ReadTimeout
+        elif not self.sent:
+            self._overdue = httpx.ConnectTimeout
 
 
 class HttpClients:
@@ -67,7 +77,6 @@ class HttpClients:
 
         Raises:
             httpx.HTTPError: as httpx says; ``call`` tells whether bytes may have gone.
-            TimeoutError: the whole attempt took longer than the tool's ``timeout``.
             NotSentError: the call's check forbade it.
         """
         client = self._client(tool)
@@ -84,7 +93,6 @@ class HttpClients:
         try:
             async with asyncio.timeout(tool.timeout.total_seconds()):
                 response = await client.send(request, stream=True)
-                call.status = response.status_code
                 head = Answer(
                     status=response.status_code,
                     headers={name.lower(): value for name, value in response.headers.items()},
@@ -96,6 +104,8 @@ class HttpClients:
                 finally:
                     await response.aclose()
         except (httpx.HTTPError, httpx.StreamError, TimeoutError) as error:
+            if answer is None and isinstance(error, TimeoutError):
+                raise call.timed_out(tool.timeout) from error
             if answer is None:
                 raise
             problem = BodyProblem(Code.RESULT_LOST, f"HTTP {answer.status}, but its body was lost: {_reason(error)}")

@@ -72,6 +72,9 @@ class Preflight:
             output_problems=(
                 schema_problems(tool.output_schema, request.resolution, "output") if request.resolves and tool else []
             ),
+            ended=node.end if node is not None else None,
+            output=node.output if node is not None else None,
+            source=node.source if node is not None else None,
             at=present.now,
         )
 

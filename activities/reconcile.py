@@ -16,7 +16,7 @@ from activities.ledger.records import NodeView
 from activities.requests import UnsendableError, call_headers, fill
 from contracts.base import Json
 from contracts.canonical import json_size
-from contracts.dispatch import ReconcileAnswer, ReconcileRequest, Verdict
+from contracts.dispatch import NodeEnd, ReconcileAnswer, ReconcileRequest, Verdict
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, Category, SideEffect, clip_message
 from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
@@ -51,6 +51,8 @@ class ReconcileOperation:
                 return self._no_answer(
                     node, "the tool has no reconcile URL" if tool else "the catalog has no such tool"
                 )
+            if node.end is NodeEnd.SUCCEEDED:
+                return _happened(node, node.output)
             if node.operation_id != str(request.operation) or node.side_effect is SideEffect.NONE:
                 return self._settled(Verdict.ABSENT, node)
             return await self._ask(tool, tool.reconcile, request, node)
@@ -65,7 +67,7 @@ class ReconcileOperation:
             answer = await self._get(tool, how, request)
         except UnsendableError as error:
             return self._no_answer(node, str(error))
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = self._context.secrets.redact(classify_exception(error, sent=True).message)
             return self._again_or_give_up(tool, request, node, message)
         if answer.status in how.absent:
@@ -117,13 +119,7 @@ class ReconcileOperation:
             )
         if not request.once:
             await self._context.ledger.settle_committed(request.operation, node.epoch, output)
-        return ReconcileAnswer(
-            verdict=Verdict.COMMITTED,
-            usable=True,
-            output=output,
-            side_effect=SideEffect.CONFIRMED,
-            attempt_count=len(node.attempts),
-        )
+        return _happened(node, output)
 
     def _again_or_give_up(self, tool: Tool, request: ReconcileRequest, node: NodeView, message: str) -> ReconcileAnswer:
         policy = tool.policy(Category.DEPENDENCY_DOWN)
@@ -147,6 +143,16 @@ class ReconcileOperation:
             may_resend=node.unknown_failures <= MAX_RESENDS_AFTER_ABSENT and not node.cancelled,
             attempt_count=len(node.attempts),
         )
+
+
+def _happened(node: NodeView, output: Json) -> ReconcileAnswer:
+    return ReconcileAnswer(
+        verdict=Verdict.COMMITTED,
+        usable=True,
+        output=output,
+        side_effect=SideEffect.CONFIRMED,
+        attempt_count=len(node.attempts),
+    )
 
 
 def _later(message: str, wait: timedelta) -> ApplicationError:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from contracts.base import Json
-from contracts.tools import Catalog, CatalogError, Tool
+from contracts.tools import Catalog, CatalogError, Tool, is_header_value
 
 __all__ = ["REDACTED", "Secrets"]
 
@@ -40,9 +40,10 @@ class Secrets:
             value = environment.get(tool.auth.variable, "")
             if not value:
                 problems.append(f"{where} is not set")
-            elif len(value) < _SHORTEST or not value.isascii() or not value.isprintable():
+            elif len(value) < _SHORTEST or not is_header_value(value):
                 problems.append(
-                    f"{where} does not hold a secret: it must be {_SHORTEST} or more printable ASCII characters"
+                    f"{where} does not hold a secret: it must be {_SHORTEST} or more printable ASCII characters, "
+                    "without blanks at its ends"
                 )
             else:
                 values[tool.name] = value

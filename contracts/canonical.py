@@ -9,7 +9,7 @@ from typing import Final
 
 from contracts.base import Json, Unreadable
 
-__all__ = ["MAX_DEPTH", "canonical_json", "content_hash", "json_problem", "json_size"]
+__all__ = ["MAX_DEPTH", "canonical_json", "content_hash", "json_problem", "json_size", "same_json"]
 
 
 def canonical_json(value: Json) -> str:
@@ -51,6 +51,15 @@ def json_problem(value: Json) -> str | None:
         if not level:
             return None
     return f"it is nested deeper than {MAX_DEPTH} levels"
+
+
+def same_json(one: Json, other: Json) -> bool:
+    """Whether two values are the same JSON value; Python takes True for 1, JSON does not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _children(item: dict[str, Json] | list[Json]) -> Iterable[Json]:

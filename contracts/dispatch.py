@@ -16,7 +16,7 @@ from contracts.dead_letters import (
 )
 from contracts.failures import AttemptRecord, Category, Code, SideEffect
 from contracts.identity import OperationId
-from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Source
+from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
 
 __all__ = [
     "Admission",
@@ -104,6 +104,7 @@ class NodeInput(Model):
     refusal: Refusal | None = None
     """Set where the input could not be resolved: a dead letter without a call."""
     approval: ApprovalGrant | None = None
+    revoked: list[Revocation] = []
     deadline: timedelta
     correlation_id: str | None
     trace_id: str
@@ -333,6 +334,10 @@ class PreflightAnswer(Model):
     approval: Approved | None = None
     """The approval that the redriven node would go on under."""
     output_problems: list[str] = []
+    ended: NodeEnd | None = None
+    """Set where the node has ended without this entry's decision: its answer came late, but it came."""
+    output: Json = None
+    source: Source | None = None
     at: UtcTime
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "RetryOverride",
     "Rule",
     "Tool",
+    "is_header_value",
     "load_catalog",
     "parse_duration",
     "placeholders",
@@ -280,8 +281,8 @@ class Tool(Model):
     def _headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
             _check_header_name(name)
-            if not value.isascii() or not value.isprintable():
-                raise ValueError(f"{name}: a header's value is printable ASCII")
+            if not is_header_value(value):
+                raise ValueError(f"{name}: a header's value is printable ASCII, without blanks at its ends")
         return headers
 
     @field_validator("input_schema", "output_schema")
@@ -533,6 +534,11 @@ def _check_pointer(pointer: str) -> str:
     if not is_pointer(pointer):
         raise ValueError('not a JSON Pointer (RFC 6901), such as "/result/id"')
     return pointer
+
+
+def is_header_value(text: str) -> bool:
+    """Whether a text can be sent as a header's value (RFC 9110 section 5.5, less what only obsolete senders use)."""
+    return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def _check_header_name(name: str) -> None:

@@ -3,14 +3,16 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 _T = TypeVar("_T")
 
 
-async def eventually(
-    condition: Callable[[], Awaitable[_T | bool | None] | _T | bool | None], what: str, within: float = 60
-) -> _T:
+@overload
+async def eventually(condition: Callable[[], Awaitable[_T | None]], what: str, within: float = 60) -> _T: ...
+@overload
+async def eventually(condition: Callable[[], _T | None], what: str, within: float = 60) -> _T: ...
+async def eventually(condition: Callable[[], Any], what: str, within: float = 60) -> Any:
     """Asks until the answer is neither None nor False; the limit only bounds a failing test."""
     deadline = asyncio.get_running_loop().time() + within
     while True:

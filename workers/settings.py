@@ -35,13 +35,13 @@ class Settings(BaseSettings):
             raise ValueError("write sqlite:///PATH or postgresql://USER@HOST/DATABASE")
         return url
 
-    @field_validator("alert_webhook", mode="before")
+    @field_validator("alert_webhook")
     @classmethod
-    def _alert_webhook(cls, url: object) -> object:
-        if url in ("", None):
+    def _alert_webhook(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not url.get_secret_value():
             return None
         try:
-            AnyHttpUrl(str(url))
+            AnyHttpUrl(url.get_secret_value())
         except ValueError:
             # The URL of a webhook is a secret by itself: it is never repeated.
             raise ValueError("not an http:// or https:// URL") from None

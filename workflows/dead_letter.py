@@ -34,6 +34,7 @@ with workflow.unsafe.imports_passed_through():
         DeadLetterInput,
         DeadLetterResult,
         DecideRequest,
+        NodeEnd,
         PreflightAnswer,
         PreflightRequest,
         ReconcileAnswer,
@@ -345,6 +346,11 @@ class DeadLetter:
             refusals
         ):
             refusals = [RefusalCode.NODE_CLOSED, *refusals]
+        if answer.ended is not None and self._result is None:
+            # Its answer came late, when it had been given up, but it came: there is nothing left to decide.
+            status = EntryStatus.DISCARDED if answer.ended is NodeEnd.DISCARDED else EntryStatus.RESOLVED
+            late = {"output": answer.output, "source": answer.source}
+            self._result = self._end(status).model_copy(update=late)
         eligibility = Eligibility(redrivable=not refusals, refusals=refusals, checked_at=answer.at)
         self._update(eligibility=eligibility, side_effect=answer.side_effect)
         gone = answer.run_gone or self._node_gone
@@ -483,6 +489,7 @@ class DeadLetter:
             summary=f"{pending.action} by {pending.decision.decided_by}",
         )
         record = self._keep(decided.record)
+        self._outdated = True
         if record.outcome is not DecisionOutcome.REFUSED:
             result = self._end(_STATUS_AFTER[request.change], record)
             self._result = result.model_copy(

@@ -117,6 +117,7 @@ class Node:
         self._tool = self._node.tool
         self._input = self._node.input
         self._refusal = self._node.refusal
+        self._revoked |= {revocation.approval_id: revocation for revocation in self._node.revoked}
         if self._node.approval is not None:
             self._approval = self._bind(self._node.approval)
         self._fresh_deadline()

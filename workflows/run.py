@@ -170,6 +170,7 @@ class Run:
             input=value,
             refusal=refusal,
             approval=node.approval,
+            revoked=list(self._revoked.values()),
             deadline=node.deadline,
             correlation_id=spec.correlation_id or quote(self._run_id, safe="!#$&'()*+,-./:;=?@[]_~"),
             trace_id=trace_id_of(self._run_id, spec.traceparent),
@@ -224,7 +225,8 @@ class Run:
         if self._cancelling:
             child.cancel()
         for revocation in list(self._revoked.values()):
-            await self._forward(name, revocation)
+            if revocation not in node.revoked:
+                await self._forward(name, revocation)
         return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=await child)
 
     async def _attach(self, name: str) -> NodeReport | None:

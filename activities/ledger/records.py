@@ -137,6 +137,9 @@ class NodeView(Model):
     redrives: int
     cancelled: bool
     end: NodeEnd | None
+    output: Json
+    """Of a node that has ended with one."""
+    source: Source | None
     decisions: list[DecisionRecord]
     attempts: list[AttemptRecord]
     operation_id: str

@@ -168,8 +168,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     try:
+        # One read transaction: another worker may be making the ledger just now.
+        connection.execute("BEGIN")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        connection.execute("COMMIT")
+        if version == 0 and tables:
             raise LedgerUnavailableError(
                 f"{path} is another program's database: set REDRIVE_LEDGER to a file of its own"
             )

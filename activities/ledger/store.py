@@ -235,10 +235,9 @@ class Store:
     def _settled(self, connection: Any, node: Row, attempts: Sequence[Row]) -> Settled:
         operation_id = _current_operation(node)
         operation = self._sql.operation(connection, operation_id=str(operation_id))
-        output = node["output"] if node["output"] is not None else operation["result"] if operation else None
         return Settled(
             end=NodeEnd(node["ended"]),
-            output=None if output is None else json.loads(output),
+            output=_output(node, operation),
             source=Source(node["source"]) if node["source"] else None,
             operation_id=str(operation_id),
             attempt_count=len(attempts),
@@ -439,6 +438,8 @@ class Store:
             redrives=node["redrives"],
             cancelled=node["cancelled_at"] is not None,
             end=NodeEnd(node["ended"]) if node["ended"] else None,
+            output=_output(node, operation),
+            source=Source(node["source"]) if node["source"] else None,
             decisions=_decisions(node),
             attempts=[_record(attempt, running if attempt in mine else None) for attempt in attempts],
             operation_id=operation_id,
@@ -584,6 +585,13 @@ def _record(attempt: Row, running: int | None = None) -> AttemptRecord:
 
 def _current_operation(node: Row) -> OperationId:
     return OperationId(run_id=node["run_id"], node_id=node["node_id"], logical_attempt=node["logical_attempt"])
+
+
+def _output(node: Row, operation: Row | None) -> Json:
+    """What a node has ended with: what a person vouched for, or the operation's result."""
+    text = node["output"] if node["output"] is not None else operation["result"] if operation else None
+    value: Json = None if text is None else json.loads(text)
+    return value
 
 
 def _redriven(node: Row) -> Redriven:
