@@ -70,6 +70,9 @@ class ReconcileOperation:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = self._context.secrets.redact(classify_exception(error, sent=True).message)
             return self._again_or_give_up(tool, request, node, message)
+        if answer.status in how.absent and node.side_effect is SideEffect.CONFIRMED:
+            # It has answered 2xx before: whatever this URL looks at, it is not what happened.
+            return self._no_answer(node, "the tool says absent, but it has answered with a success before")
         if answer.status in how.absent:
             horizon = (node.last_sent_at or asked_at) + tool.timeout + tool.absent_after
             if node.in_flight or asked_at < horizon:
