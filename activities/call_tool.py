@@ -75,7 +75,7 @@ class CallTool:
         """
         entry = _Entry(self._context, self._slots, dispatch)
         work = asyncio.create_task(entry.perform())
-        beat = asyncio.create_task(entry.keep_alive())
+        alive = asyncio.gather(entry.beat(), entry.keep_lease())
         try:
             while True:
                 try:
@@ -85,7 +85,7 @@ class CallTool:
                         raise
                     entry.called_off = True
         finally:
-            beat.cancel()
+            alive.cancel()
 
 
 class _Entry:
@@ -103,17 +103,22 @@ class _Entry:
         self._granted: Granted | None = None
         self.called_off = False
 
-    async def keep_alive(self) -> None:
-        """Heartbeats, and renews the lease under a long call; ends only by being cancelled."""
+    async def beat(self) -> None:
+        """Heartbeats, never behind the ledger: one that is away must not look like a lost worker."""
         while True:
             await asyncio.sleep(RENEW_EVERY.total_seconds())
             activity.heartbeat(self._attempted)
+
+    async def keep_lease(self) -> None:
+        """Renews the lease under a long call; ends only by being cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY.total_seconds())
             if self._granted is None:
                 continue
             before = boot_seconds()
             try:
                 if await self._context.ledger.renew(self._operation, self._granted.epoch):
-                    self._lease_until = before + LEASE.total_seconds()
+                    self._lease_from(before)
             except LedgerUnavailableError:
                 # The lease then runs out by itself, and nothing is sent any more; what was sent is fenced by its epoch.
                 activity.logger.warning("the lease of %s could not be renewed", self._operation)

@@ -17,7 +17,7 @@ from contracts.canonical import json_size, same_json
 from contracts.failures import Category, Code, Outcome, SideEffect, clip_message
 from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
-from contracts.tools import Effect, Idempotency, Rule, Tool, schema_problems
+from contracts.tools import Effect, Idempotency, Meaning, Rule, Tool, schema_problems
 
 __all__ = ["Answer", "BodyProblem", "Success", "classify_answer", "classify_exception", "declare"]
 
@@ -122,10 +122,10 @@ def classify_answer(tool: Tool, answer: Answer, dedupes_by_key: bool) -> Success
     """
     for rule in tool.rules:
         if _matches(rule, answer):
-            if rule.category == "SUCCESS":
+            if rule.category is Meaning.SUCCESS:
                 return _success(tool, answer)
             by_table = _by_table(answer, dedupes_by_key)[1]
-            return _outcome(answer, rule.category, rule.side_effect or by_table)
+            return _outcome(answer, Category(rule.category), rule.side_effect or by_table)
     if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
         return _success(tool, answer)
     return _outcome(answer, *_by_table(answer, dedupes_by_key))

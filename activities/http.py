@@ -16,7 +16,7 @@ from contracts.canonical import json_problem
 from contracts.failures import Code
 from contracts.tools import Tool
 
-__all__ = ["Call", "HttpClients", "NotSentError"]
+__all__ = ["Call", "HttpClients", "NotSentError", "parse_json"]
 
 _CONNECT_SECONDS: Final = 10.0
 _POOL_SECONDS: Final = 5.0

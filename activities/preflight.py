@@ -20,7 +20,7 @@ from contracts.failures import SideEffect
 from contracts.identity import node_workflow_id
 from contracts.tools import Approval, Effect, Idempotency, Tool, schema_problems
 
-__all__ = ["Lifecycle", "Preflight", "Present", "refusals"]
+__all__ = ["Lifecycle", "Preflight", "Present", "approval_after", "refusals"]
 
 
 class Lifecycle(Enum):

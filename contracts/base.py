@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+)
 
-__all__ = ["Json", "Model", "Unreadable", "UtcTime", "place", "problems_of", "tell"]
+__all__ = ["Json", "Model", "Number", "Unreadable", "UtcTime", "place", "problems_of", "tell"]
 
 _JSON_TYPES: Mapping[type, str] = {
     dict: "an object",
@@ -22,12 +31,22 @@ Json = JsonValue
 """Any JSON value."""
 
 
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A finite number; not a text that looks like one."""
+
+
+def _only_text(value: object) -> object:
+    if isinstance(value, str | datetime) and str(value).strip("0123456789.-"):
+        return value
+    raise ValueError('not a time, such as "2027-01-01T00:00:00Z" (RFC 3339)')
+
+
 def _to_utc(value: datetime) -> datetime:
     return value.astimezone(UTC)
 
 
-UtcTime = Annotated[AwareDatetime, AfterValidator(_to_utc)]
-"""A moment with its zone, kept in UTC; a naive one is refused."""
+UtcTime = Annotated[AwareDatetime, BeforeValidator(_only_text), AfterValidator(_to_utc)]
+"""A moment with its zone, kept in UTC; a naive one, and a bare number, is refused."""
 
 
 class Unreadable(str):
@@ -60,24 +79,33 @@ def tell(value: object) -> str:
 
 def problems_of(error: ValidationError, prefix: tuple[str | int, ...] = ()) -> list[str]:
     """Every problem of a pydantic error as ``place: what is wrong``, without the values (they may be secret)."""
-    problems = []
+    places: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        where = place((*prefix, *_meaningful(detail["loc"])))
+        where = place((*prefix, *_written(detail["loc"])))
         message = _MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
-        problems.append(f"{where}: {message}" if where else message)
-    return list(dict.fromkeys(problems))
+        messages = places.setdefault(where, [])
+        if message not in messages:
+            messages.append(message)
+    return [f"{where}: {_either(messages)}" if where else _either(messages) for where, messages in places.items()]
 
 
-_MESSAGES: dict[str, Any] = {
+_MESSAGES: Mapping[str, str] = {
     "extra_forbidden": "unknown field",
     "missing": "required, but missing",
 }
 
-
-def _meaningful(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Drops the names of pydantic's own validators (``function-after[…]``) and union branches from a location."""
-    return tuple(part for part in location if isinstance(part, int) or not _is_internal(part))
+_BRANCHES = frozenset(("int", "str", "bool", "float", "none", "nullable", "str-enum", "literal", "definition-ref"))
+"""What pydantic adds to a place for a branch of a union that it tried."""
 
 
-def _is_internal(part: str) -> bool:
-    return part.startswith(("function-", "constrained-", "nullable", "tagged-union", "lax-or-strict", "json-or-python"))
+def _written(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """A location as somebody could have written it: without pydantic's own names for validators and branches."""
+    parts = [part for part in location if isinstance(part, int) or not ("[" in part or part.startswith("function-"))]
+    while parts and parts[-1] in _BRANCHES:
+        parts.pop()
+    return tuple(parts)
+
+
+def _either(messages: list[str]) -> str:
+    """The branches of a union all failed, each in its own words."""
+    return " or ".join(messages)

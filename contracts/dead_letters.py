@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, ValidationError
 
 from contracts.base import Json, Model, UtcTime, problems_of, tell
 from contracts.canonical import json_problem, json_size
@@ -261,7 +261,7 @@ class Decision(Model):
     decided_by: _By
     reason: _Reason
     decision_id: str | None = Field(default=None, min_length=1, max_length=200)
-    if_redrives: int | None = Field(default=None, ge=0)
+    if_redrives: StrictInt | None = Field(default=None, ge=0)
 
 
 class RedriveDecision(Decision):
@@ -271,7 +271,7 @@ class RedriveDecision(Decision):
     """
 
     input: Annotated[Json, _sized(MAX_INPUT_BYTES)] = None
-    new_operation: bool = False
+    new_operation: StrictBool = False
     approval: ApprovalGrant | None = None
     override: Annotated[list[RefusalCode], AfterValidator(_names_overridable_codes)] = []
 

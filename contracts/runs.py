@@ -6,9 +6,9 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, StrictInt, ValidationError
 
-from contracts.base import Json, Model, UtcTime, place, problems_of, tell
+from contracts.base import Json, Model, Number, UtcTime, place, problems_of, tell
 from contracts.canonical import json_problem, json_size
 from contracts.identity import problem_with_node_id, problem_with_run_id, problem_with_tool_name, trace_id_of
 from contracts.pointers import at_pointer, is_pointer
@@ -139,7 +139,7 @@ class NodeSpec(Model):
     after: list[str] = []
     approval: ApprovalGrant | None = None
     on_discard: OnDiscard = OnDiscard.FAIL
-    deadline_seconds: float = Field(default=7 * 86400, gt=0, le=_HUNDRED_YEARS, allow_inf_nan=False)
+    deadline_seconds: Number = Field(default=7 * 86400, gt=0, le=_HUNDRED_YEARS)
 
     @property
     def deadline(self) -> timedelta:
@@ -155,7 +155,7 @@ class RunSpec(Model):
     """What a user sends to start a run; see ``redrive schema run``."""
 
     nodes: list[NodeSpec] = Field(min_length=1)
-    max_parallel: int = Field(default=100, ge=1, le=1000)
+    max_parallel: StrictInt = Field(default=100, ge=1, le=1000)
     node_mode: Literal["workflow", "fast"] = "workflow"
     correlation_id: str | None = Field(default=None, min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$")
     traceparent: Annotated[str, AfterValidator(_check_traceparent)] | None = None

@@ -12,14 +12,24 @@ from urllib.parse import urlsplit
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema import ValidationError as SchemaViolation
+from jsonschema.exceptions import UnknownType
 from jsonschema.validators import validator_for
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, UnknownDialect, specification_with
 
-from contracts.base import Json, Model, place, problems_of, tell
-from contracts.canonical import content_hash
+from contracts.base import Json, Model, Number, place, problems_of, tell
+from contracts.canonical import content_hash, json_problem
 from contracts.failures import POLICIES, Category, Policy, SideEffect
 from contracts.identity import problem_with_tool_name
 from contracts.pointers import is_pointer
@@ -33,6 +43,7 @@ __all__ = [
     "Duration",
     "Effect",
     "Idempotency",
+    "Meaning",
     "Reconcile",
     "RetryOverride",
     "Rule",
@@ -64,9 +75,21 @@ _OURS: Final = frozenset(
 )
 """Headers that Redrive itself sets on every call."""
 
-_UNUSABLE_SCHEMA: Final = (Unresolvable, RecursionError, ArithmeticError, ValueError, TypeError, re.error)
+_UNUSABLE_SCHEMA: Final = (
+    Unresolvable,
+    UnknownType,
+    RecursionError,
+    ArithmeticError,
+    AttributeError,
+    KeyError,
+    ValueError,
+    TypeError,
+    re.error,
+)
 """What applying a schema can raise that its own meta-schema does not find."""
 
+_DATA_KEYWORDS: Final = frozenset(("const", "enum", "default", "examples"))
+"""Keywords of JSON Schema that hold data, not schemas."""
 _DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _MAX_SCHEMA_PROBLEMS: Final = 20
 _LONGEST_QUOTE: Final = 300
@@ -98,6 +121,8 @@ Duration = Annotated[
 
 PositiveDuration = Annotated[Duration, Field(gt=timedelta(0))]
 
+Status = Annotated[StrictInt, Field(ge=100, le=599)]
+
 Schema = bool | dict[str, Json]
 """A JSON Schema (draft 2020-12 unless it says otherwise)."""
 
@@ -122,6 +147,18 @@ class Approval(StrEnum):
 
     REQUIRED = "required"
     OPTIONAL = "optional"
+
+
+class Meaning(StrEnum):
+    """What a rule makes of an answer: a success, or a failure of a category."""
+
+    SUCCESS = "SUCCESS"
+    TRANSIENT = Category.TRANSIENT
+    RATE_LIMITED = Category.RATE_LIMITED
+    DEPENDENCY_DOWN = Category.DEPENDENCY_DOWN
+    INVALID_INPUT = Category.INVALID_INPUT
+    PERMISSION = Category.PERMISSION
+    UNKNOWN_SIDE_EFFECT = Category.UNKNOWN_SIDE_EFFECT
 
 
 class Auth(Model):
@@ -163,8 +200,8 @@ class Reconcile(Model):
     """
 
     url: str
-    committed: list[int] = Field(default=[200], min_length=1)
-    absent: list[int] = [404]
+    committed: list[Status] = Field(default=[200], min_length=1)
+    absent: list[Status] = [404]
     output: str = ""
     absent_after: Duration | None = None
 
@@ -192,13 +229,18 @@ class Rule(Model):
     All of the conditions that are given must hold: ``status``, and ``header`` or ``pointer`` with ``equals``.
     """
 
-    status: int | str | None = None
+    status: StrictInt | str | None = None
     header: str | None = None
     pointer: str | None = None
     equals: Json = None
-    category: Category | Literal["SUCCESS"]
+    category: Meaning
     side_effect: SideEffect | None = None
     """None: as the classification table has it for the status."""
+
+    @field_validator("equals")
+    @classmethod
+    def _equals(cls, value: Json) -> Json:
+        return _check_json(value)
 
     @field_validator("status")
     @classmethod
@@ -225,7 +267,7 @@ class Rule(Model):
             raise ValueError("header and pointer go with equals, and equals with one of them")
         if self.header is not None and not isinstance(self.equals, str):
             raise ValueError("a header equals a string")
-        if self.category == "SUCCESS" and self.side_effect not in (None, SideEffect.CONFIRMED):
+        if self.category is Meaning.SUCCESS and self.side_effect not in (None, SideEffect.CONFIRMED):
             raise ValueError("a success has happened: leave its side_effect out")
         return self
 
@@ -234,9 +276,22 @@ class RetryOverride(Model):
     """What a tool changes of a category's policy; what it leaves out stays."""
 
     initial: PositiveDuration | None = None
-    backoff: float | None = Field(default=None, ge=1, le=100)
+    backoff: Number | None = Field(default=None, ge=1, le=100)
     maximum: PositiveDuration | None = None
-    attempts: int | None = Field(default=None, ge=1, le=10_000)
+    attempts: StrictInt | None = Field(default=None, ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.initial is not None and self.maximum is not None and self.maximum < self.initial:
+            raise ValueError("maximum is shorter than initial")
+        return self
+
+    def applied_to(self, policy: Policy) -> Policy:
+        """The policy with this override; a wait that is given alone takes the other one along."""
+        changed = policy.model_copy(update=self.model_dump(exclude_none=True))
+        if self.initial is None:
+            return changed.model_copy(update={"initial": min(changed.initial, changed.maximum)})
+        return changed.model_copy(update={"maximum": max(changed.initial, changed.maximum)})
 
 
 class Tool(Model):
@@ -249,18 +304,18 @@ class Tool(Model):
     effect: Effect = Effect.WRITE
     idempotency: Idempotency = Idempotency.NONE
     key_header: str = "Idempotency-Key"
-    key_quoted: bool = False
+    key_quoted: StrictBool = False
     dedupe_window: PositiveDuration | None = None
     timeout: PositiveDuration = timedelta(seconds=30)
-    max_response_bytes: int = Field(default=1024 * 1024, ge=1, le=64 * 1024 * 1024)
-    concurrency: int = Field(default=20, ge=1, le=1000)
-    rate_per_second: float | None = Field(default=None, gt=0)
+    max_response_bytes: StrictInt = Field(default=1024 * 1024, ge=1, le=64 * 1024 * 1024)
+    concurrency: StrictInt = Field(default=20, ge=1, le=1000)
+    rate_per_second: Number | None = Field(default=None, gt=0)
     headers: dict[str, str] = {}
     auth: Auth | None = None
     input_schema: Schema = True
     output_schema: Schema = True
     approval: Approval = Approval.OPTIONAL
-    max_redrives: int = Field(default=10, ge=0)
+    max_redrives: StrictInt = Field(default=10, ge=0)
     reconcile: Reconcile | None = None
     rules: list[Rule] = []
     retry: dict[Category, RetryOverride] = {}
@@ -279,6 +334,8 @@ class Tool(Model):
     @field_validator("headers")
     @classmethod
     def _headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        if len({name.lower() for name in headers}) < len(headers):
+            raise ValueError("one header stands there twice")
         for name, value in headers.items():
             _check_header_name(name)
             if not is_header_value(value):
@@ -288,6 +345,7 @@ class Tool(Model):
     @field_validator("input_schema", "output_schema")
     @classmethod
     def _schema(cls, schema: Schema) -> Schema:
+        _check_json(schema)
         _check_schema(schema)
         return schema
 
@@ -305,8 +363,8 @@ class Tool(Model):
         names = {name.lower() for name in self.headers}
         if key in names or key in _OURS or key == "authorization":
             raise ValueError(f"key_header: {self.key_header} is already used for something else")
-        if self.auth is not None and self.auth.header is not None and self.auth.header.lower() in {key, *names}:
-            raise ValueError(f"auth.header: {self.auth.header} is already used for something else")
+        if self.auth is not None and (header := (self.auth.header or "authorization").lower()) in {key, *names}:
+            raise ValueError(f"auth: the header {header} is already used for something else")
         if self.dedupe_window is not None and self.idempotency is Idempotency.NONE:
             raise ValueError('dedupe_window: only a tool with idempotency = "key" has one')
         return self
@@ -324,9 +382,7 @@ class Tool(Model):
         override = self.retry.get(category)
         if default is None or override is None:
             return default
-        policy = default.model_copy(update=override.model_dump(exclude_none=True))
-        # A tool that only raises `initial` means to wait at least that long.
-        return policy if policy.maximum >= policy.initial else policy.model_copy(update={"maximum": policy.initial})
+        return override.applied_to(default)
 
     @property
     def fingerprint(self) -> str:
@@ -389,7 +445,7 @@ def load_catalog(path: Path) -> Catalog:
         raise CatalogError(str(path), [f"cannot be read: {reason} (set REDRIVE_TOOLS to your catalog)"]) from error
     try:
         data = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CatalogError(str(path), [f"not TOML: {error}"]) from error
     return read_catalog(data, source=str(path), folder=path.parent)
 
@@ -409,14 +465,14 @@ def read_catalog(data: Mapping[str, Any], source: str = "tools.toml", folder: Pa
         if not isinstance(entry, dict):
             problems.append(f"{where}: a tool is a table, not {tell(entry)}")
             continue
+        fields, unreadable = _with_schemas(entry, folder)
+        problems += [f"{where}.{problem}" for problem in unreadable]
         try:
-            tools[name] = Tool(**(_with_schemas(entry, folder) | {"name": name}))
+            tools[name] = Tool(**(fields | {"name": name}))
         except ValidationError as error:
             problems += [
                 f"{where}.{problem}" if ":" in problem else f"{where}: {problem}" for problem in problems_of(error)
             ]
-        except ValueError as error:
-            problems.append(f"{where}.{error}")
         if "name" in entry:
             problems.append(f"{where}.name: unknown field; the table's own name is the tool's")
     if problems:
@@ -424,17 +480,19 @@ def read_catalog(data: Mapping[str, Any], source: str = "tools.toml", folder: Pa
     return Catalog(tools=tools)
 
 
-def _with_schemas(entry: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Reads the schemas that are given as file paths."""
+def _with_schemas(entry: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Reads the schemas that are given as file paths; also says which could not be read."""
     entry = dict(entry)
+    problems = []
     for field in ("input_schema", "output_schema"):
         if isinstance(entry.get(field), str):
             path = (folder or Path()) / entry[field]
             try:
                 entry[field] = json.loads(path.read_text("utf-8"))
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{field}: cannot read {path}: {error}") from error
-    return entry
+            except (OSError, ValueError, RecursionError) as error:
+                problems.append(f"{field}: cannot read {path}: {error}")
+                del entry[field]
+    return entry, problems
 
 
 def placeholders(url: str) -> list[str]:
@@ -492,7 +550,7 @@ def _references_of(schema: Json) -> list[str]:
         if isinstance(item, dict) and (item is schema or "$id" not in item):
             if isinstance(reference := item.get("$ref"), str):
                 found.append(reference)
-            pending += item.values()
+            pending += [child for key, child in item.items() if key not in _DATA_KEYWORDS]
         elif isinstance(item, list):
             pending += item
     return found
@@ -539,6 +597,12 @@ def _check_pointer(pointer: str) -> str:
 def is_header_value(text: str) -> bool:
     """Whether a text can be sent as a header's value (RFC 9110 section 5.5, less what only obsolete senders use)."""
     return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def _check_json(value: Json) -> Json:
+    if problem := json_problem(value):
+        raise ValueError(problem)
+    return value
 
 
 def _check_header_name(name: str) -> None:

@@ -16,7 +16,7 @@ from temporalio.testing import WorkflowEnvironment
 from workers.client import DATA_CONVERTER
 from workflows.attributes import SEARCH_ATTRIBUTES
 
-__all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server"]
+__all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server", "temporal_binary"]
 
 _HOST: Final = "127.0.0.1"
 

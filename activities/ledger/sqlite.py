@@ -21,7 +21,7 @@ from contracts.dispatch import DecideAnswer, DecideRequest
 from contracts.failures import Outcome
 from contracts.identity import OperationId
 
-__all__ = ["SqliteLedger"]
+__all__ = ["BootClock", "SqliteLedger", "boot_seconds"]
 
 _HERE: Final = Path(__file__).parent
 _VERSION: Final = 1
