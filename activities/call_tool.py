@@ -75,7 +75,7 @@ class CallTool:
         """
         entry = _Entry(self._context, self._slots, dispatch)
         work = asyncio.create_task(entry.perform())
-        alive = asyncio.gather(entry.beat(), entry.keep_lease())
+        alive = [asyncio.create_task(entry.beat()), asyncio.create_task(entry.keep_lease())]
         try:
             while True:
                 try:
@@ -85,7 +85,8 @@ class CallTool:
                         raise
                     entry.called_off = True
         finally:
-            alive.cancel()
+            for task in alive:
+                task.cancel()
 
 
 class _Entry:

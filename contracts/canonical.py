@@ -75,7 +75,8 @@ def _scalar_problem(item: Json) -> str | None:
         return "it holds a number that is not finite" if not math.isfinite(item) else None
     if isinstance(item, int):
         return "it holds a number of more than 1000 digits" if abs(item) > _MAX_INTEGER else None
-    return None
+    # Static types say that nothing else can come; a payload of another encoding than JSON does.
+    return None if item is None or isinstance(item, dict | list) else "it is not JSON"
 
 
 def _is_utf8(text: str) -> bool:

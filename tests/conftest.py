@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+# Imported before any worker runs: pytest's own late import of it, at the end, can meet a parser at work in another thread.
+import hypothesis  # noqa: F401
 import pytest
 
 from tests.lab import Bench

@@ -79,7 +79,10 @@ async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> 
             dev_server_extra_args=_TUNING,
         )
     except (RuntimeError, OSError) as error:
-        raise EmbeddedServerError(f"the embedded Temporal server did not start: {error}") from error
+        raise EmbeddedServerError(
+            f"the embedded Temporal server did not start: {error} (what it said itself stands above; its data is in "
+            f"{data}, which may be moved away to begin anew)"
+        ) from error
     try:
         yield EmbeddedServer(client=environment.client, address=f"{_HOST}:{port}", ui_url=f"http://{_HOST}:{ui_port}")
     finally:

@@ -63,10 +63,15 @@ async def running_worker(client: Client, settings: Settings) -> AsyncGenerator[N
         http = HttpClients(secrets)
         stack.push_async_callback(http.close)
         context = Context(catalog, secrets, http, ledger, settings.task_queue)
-        for worker in _workers(client, settings, context):
+        workers = _workers(client, settings, context)
+        for worker in workers:
             await stack.enter_async_context(worker)
         _log.info("polling", task_queue=settings.task_queue, namespace=client.namespace, tools=len(catalog.tools))
-        yield
+        try:
+            yield
+        finally:
+            # All at once: the stack would stop one after the other, and the last would go on taking work until then.
+            await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
 def _workers(client: Client, settings: Settings, context: Context) -> list[Worker]:

@@ -140,7 +140,7 @@ class DeadLetter:
                 return None
             try:
                 await workflow.wait_condition(
-                    lambda: bool(self._queue) or self._outdated,
+                    lambda: bool(self._queue) or self._outdated or workflow.info().is_continue_as_new_suggested(),
                     timeout=self._obsolete_at - workflow.now() if self._obsolete_at is not None else None,
                     timeout_summary="nobody needs to decide this any more",
                 )
