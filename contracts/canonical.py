@@ -66,7 +66,7 @@ def _children(item: dict[str, Json] | list[Json]) -> Iterable[Json]:
     return item if isinstance(item, list) else itertools.chain(item.keys(), item.values())
 
 
-def _scalar_problem(item: Json) -> str | None:
+def _scalar_problem(item: object) -> str | None:
     if isinstance(item, Unreadable):
         return str(item)
     if isinstance(item, str):
@@ -75,7 +75,7 @@ def _scalar_problem(item: Json) -> str | None:
         return "it holds a number that is not finite" if not math.isfinite(item) else None
     if isinstance(item, int):
         return "it holds a number of more than 1000 digits" if abs(item) > _MAX_INTEGER else None
-    # Static types say that nothing else can come; a payload of another encoding than JSON does.
+    # A payload of another encoding than JSON arrives as what that encoding says.
     return None if item is None or isinstance(item, dict | list) else "it is not JSON"
 
 

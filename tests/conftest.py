@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-# Imported before any worker runs: pytest's own late import of it, at the end, can meet a parser at work in another thread.
+# Before any worker runs: pytest's own late import of it can meet another thread's parser.
 import hypothesis  # noqa: F401
 import pytest
 
