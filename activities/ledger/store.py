@@ -3,10 +3,8 @@
 Everything here is synchronous and runs inside one transaction that its caller opens and commits.
 """
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
 from activities.ledger.records import (
@@ -16,7 +14,6 @@ from activities.ledger.records import (
     Granted,
     Mismatch,
     NodeView,
-    OperationState,
     OperationView,
     Settled,
     Settlement,
@@ -24,13 +21,29 @@ from activities.ledger.records import (
     Stale,
     Unsettled,
 )
+from activities.ledger.rows import (
+    LOST_MESSAGE,
+    Row,
+    category_of,
+    current_operation,
+    decisions_of,
+    failures_of,
+    is_at_risk,
+    is_unknown,
+    output_of,
+    record_of,
+    redriven_of,
+    state_of,
+    to_json,
+    to_text,
+    to_time,
+)
 from contracts.base import Json
 from contracts.canonical import canonical_json
-from contracts.dead_letters import DecisionOutcome, DecisionRecord, Delivery, RefusalCode
-from contracts.dispatch import Approved, Change, DecideAnswer, DecideRequest, NodeEnd, Redriven
+from contracts.dead_letters import DecisionOutcome, Delivery, RefusalCode
+from contracts.dispatch import Change, DecideAnswer, DecideRequest, NodeEnd
 from contracts.failures import (
     UNCOUNTED,
-    AttemptRecord,
     Category,
     Code,
     Outcome,
@@ -41,11 +54,6 @@ from contracts.identity import OperationId
 from contracts.runs import Source
 
 __all__ = ["LeaseClock", "Store"]
-
-Row = Mapping[str, Any]
-
-_LOST_MESSAGE: Final = "the worker was lost before the attempt had an end"
-_LEDGER_LOST_MESSAGE: Final = "the node is older than this ledger: what an earlier ledger knew of it is lost"
 
 
 class LeaseClock(Protocol):
@@ -73,10 +81,10 @@ class Store:
         if node["ended"] is not None:
             return self._settled(connection, node, attempts)
         if (operation.logical_attempt, request.redrives) < (node["logical_attempt"], node["redrives"]):
-            return Stale(current=_redriven(node), attempt_count=len(attempts))
+            return Stale(current=redriven_of(node), attempt_count=len(attempts))
         row = self._operation_of(connection, request)
         if forgotten and request.risk is not SideEffect.NONE:
-            born_at = _time(self._sql.birth(connection)["born_at"])
+            born_at = to_time(self._sql.birth(connection)["born_at"])
             number = len(attempts) + 1
             self._insert_attempt(connection, request, number, row["epoch"], born_at, Code.LEDGER_LOST)
             attempts = list(self._sql.attempts(connection, **ids))
@@ -88,26 +96,26 @@ class Store:
                 operation_id=str(operation),
                 attempt_count=len(attempts),
             )
-        if node["fence"] is not None and request.scheduled_at < _time(node["fence"]):
+        if node["fence"] is not None and request.scheduled_at < to_time(node["fence"]):
             return Stale(current=None, attempt_count=len(attempts))
         if row["input_hash"] != request.input_hash:
             return Mismatch()
-        if request.scheduled_at < _time(row["scheduled_at"]):
+        if request.scheduled_at < to_time(row["scheduled_at"]):
             return Stale(current=None, attempt_count=len(attempts))
-        if request.scheduled_at > _time(row["scheduled_at"]):
-            self._sql.see_delivery(connection, operation_id=str(operation), scheduled_at=_text(request.scheduled_at))
+        if request.scheduled_at > to_time(row["scheduled_at"]):
+            self._sql.see_delivery(connection, operation_id=str(operation), scheduled_at=to_text(request.scheduled_at))
         if busy := self._busy(connection, row, attempts, node["budget_from"], now):
             return busy
         counted = [attempt for attempt in attempts if attempt["attempt"] > node["budget_from"]]
         if spent := _spent(counted, request.budgets, str(operation)):
             return spent
         mine = [attempt for attempt in attempts if attempt["operation_id"] == str(operation)]
-        first_sent_at = _time(mine[0]["started_at"]) if mine else now
-        unsettled = [attempt for attempt in mine if _is_at_risk(attempt)]
+        first_sent_at = to_time(mine[0]["started_at"]) if mine else now
+        unsettled = [attempt for attempt in mine if is_at_risk(attempt)]
         if unsettled and (request.despite_epoch is None or unsettled[-1]["epoch"] > request.despite_epoch):
             return Unsettled(
                 epoch=row["epoch"],
-                attempts=[_record(attempt) for attempt in unsettled],
+                attempts=[record_of(attempt) for attempt in unsettled],
                 side_effect=operation_side_effect([SideEffect(attempt["side_effect"]) for attempt in unsettled]),
                 first_sent_at=first_sent_at,
                 resendable=not any(attempt["result_unusable"] for attempt in unsettled),
@@ -132,7 +140,7 @@ class Store:
         node = self._sql.node(connection, **ids)
         if node is not None and node["ended"] is not None:
             return node, False
-        older = request.redrives > 0 or request.node_started_at < _time(self._sql.birth(connection)["born_at"])
+        older = request.redrives > 0 or request.node_started_at < to_time(self._sql.birth(connection)["born_at"])
         if node is None:
             self._sql.insert_node(connection, **ids, **present, tool=request.tool)
         elif node["tool"] == "":
@@ -159,7 +167,7 @@ class Store:
                 tool=request.tool,
                 fingerprint=request.fingerprint,
                 input_hash=request.input_hash,
-                scheduled_at=_text(request.scheduled_at),
+                scheduled_at=to_text(request.scheduled_at),
             )
             row = self._sql.operation(connection, operation_id=str(operation))
         found: Row = row
@@ -174,7 +182,7 @@ class Store:
         last = attempts[-1] if attempts else None
         # A redrive is a person's decision against the tool's wish to be left alone; nothing else is.
         if last is not None and last["not_before"] is not None and last["attempt"] > budget_from:
-            wait = _time(last["not_before"]) - now
+            wait = to_time(last["not_before"]) - now
             return Busy(remaining=wait, floor=True) if wait > timedelta(0) else None
         return None
 
@@ -204,8 +212,8 @@ class Store:
             epoch=epoch,
             attempt=attempt,
             fingerprint=row["fingerprint"],
-            failures=_failures(counted),
-            last_category=_category(attempts[-1]) if attempts else None,
+            failures=failures_of(counted),
+            last_category=category_of(attempts[-1]) if attempts else None,
             first_sent_at=first_sent_at,
         )
 
@@ -227,17 +235,17 @@ class Store:
             epoch=epoch,
             worker=request.worker,
             delivery=request.delivery.model_dump_json(),
-            started_at=_text(started_at),
+            started_at=to_text(started_at),
             side_effect=request.risk,
             code=code,
         )
 
     def _settled(self, connection: Any, node: Row, attempts: Sequence[Row]) -> Settled:
-        operation_id = _current_operation(node)
+        operation_id = current_operation(node)
         operation = self._sql.operation(connection, operation_id=str(operation_id))
         return Settled(
             end=NodeEnd(node["ended"]),
-            output=_output(node, operation),
+            output=output_of(node, operation),
             source=Source(node["source"]) if node["source"] else None,
             operation_id=str(operation_id),
             attempt_count=len(attempts),
@@ -259,7 +267,7 @@ class Store:
             return False
         self._end_attempt(connection, operation, epoch, now, side_effect=SideEffect.CONFIRMED)
         self._sql.settle_attempts(connection, operation_id=str(operation), epoch=epoch, settled=Settlement.SUCCESS)
-        self._sql.succeed_operation(connection, operation_id=str(operation), result=_json(output), now=_text(now))
+        self._sql.succeed_operation(connection, operation_id=str(operation), result=to_json(output), now=to_text(now))
         self._end_node(connection, operation, NodeEnd.SUCCEEDED, Source.EXECUTED, None, now)
         return True
 
@@ -287,8 +295,8 @@ class Store:
             message=outcome.message,
             http_status=outcome.http_status,
             side_effect=outcome.side_effect,
-            next_eligible_at=_text(next_eligible_at) if next_eligible_at else None,
-            not_before=_text(not_before) if not_before else None,
+            next_eligible_at=to_text(next_eligible_at) if next_eligible_at else None,
+            not_before=to_text(not_before) if not_before else None,
         )
         if outcome.code == Code.RESULT_UNUSABLE:
             self._sql.confirm_attempts(connection, operation_id=str(operation))
@@ -297,7 +305,9 @@ class Store:
 
     def _end_attempt(self, connection: Any, operation: OperationId, epoch: int, now: datetime, **values: Any) -> None:
         blank = dict.fromkeys(("category", "code", "message", "http_status", "next_eligible_at", "not_before"))
-        self._sql.end_attempt(connection, operation_id=str(operation), epoch=epoch, now=_text(now), **(blank | values))
+        self._sql.end_attempt(
+            connection, operation_id=str(operation), epoch=epoch, now=to_text(now), **(blank | values)
+        )
 
     def _holds(self, connection: Any, operation: OperationId, epoch: int) -> bool:
         row = self._sql.operation(connection, operation_id=str(operation))
@@ -308,7 +318,7 @@ class Store:
             connection,
             operation_id=str(operation),
             epoch=epoch,
-            now=_text(now),
+            now=to_text(now),
             code=Code.FENCED,
             message=f"came back after it had been given up, and changed nothing ({what})",
         )
@@ -329,7 +339,7 @@ class Store:
             ended=end,
             source=source,
             output=output,
-            now=_text(now),
+            now=to_text(now),
         )
 
     def settle_absent(self, connection: Any, operation: OperationId, epoch: int) -> None:
@@ -346,7 +356,7 @@ class Store:
             return
         self._sql.settle_attempts(connection, operation_id=str(operation), epoch=epoch, settled=Settlement.COMMITTED)
         self._sql.fence_operation(connection, operation_id=str(operation), epoch=_EVERY_EPOCH)
-        self._sql.succeed_operation(connection, operation_id=str(operation), result=_json(output), now=_text(now))
+        self._sql.succeed_operation(connection, operation_id=str(operation), result=to_json(output), now=to_text(now))
         self._end_node(connection, operation, NodeEnd.SUCCEEDED, Source.RECONCILED, None, now)
 
     def confirm(self, connection: Any, operation: OperationId) -> None:
@@ -369,10 +379,10 @@ class Store:
                 input=canonical_json(request.input),
             )
             node = self._sql.node(connection, **ids)
-        decisions = _decisions(node)
+        decisions = decisions_of(node)
         for earlier in decisions:
             if earlier.decision_id == request.record.decision_id:
-                return DecideAnswer(record=earlier, redriven=_redriven(node) if node["ended"] is None else None)
+                return DecideAnswer(record=earlier, redriven=redriven_of(node) if node["ended"] is None else None)
         if refusal := _too_late(node, request):
             refused = {"outcome": DecisionOutcome.REFUSED, "refusals": [refusal]}
             return DecideAnswer(record=request.record.model_copy(update=refused))
@@ -386,14 +396,14 @@ class Store:
                 self._sql.settle_attempts(
                     connection, operation_id=str(operation), epoch=_EVERY_EPOCH, settled=Settlement.DECISION
                 )
-                self._end_node(connection, operation, NodeEnd.RESOLVED, request.source, _json(request.output), now)
+                self._end_node(connection, operation, NodeEnd.RESOLVED, request.source, to_json(request.output), now)
             case Change.DISCARD:
                 self._end_node(connection, operation, NodeEnd.DISCARDED, None, None, now)
         text = "[" + ",".join(record.model_dump_json() for record in [*decisions, request.record]) + "]"
-        self._sql.record_decision(connection, **ids, decisions=text, fence=_text(fence))
+        self._sql.record_decision(connection, **ids, decisions=text, fence=to_text(fence))
         changed = self._sql.node(connection, **ids)
         return DecideAnswer(
-            record=request.record, redriven=_redriven(changed) if request.change is Change.REDRIVE else None
+            record=request.record, redriven=redriven_of(changed) if request.change is Change.REDRIVE else None
         )
 
     def _redrive(self, connection: Any, request: DecideRequest, node: Row, operation: OperationId) -> None:
@@ -415,7 +425,7 @@ class Store:
     def cancel(self, connection: Any, run_id: str, node_ids: list[str], fence: datetime, now: datetime) -> None:
         """See `Ledger.cancel`."""
         for node_id in node_ids:
-            self._sql.cancel_node(connection, run_id=run_id, node_id=node_id, now=_text(now), fence=_text(fence))
+            self._sql.cancel_node(connection, run_id=run_id, node_id=node_id, now=to_text(now), fence=to_text(fence))
 
     def node(self, connection: Any, run_id: str, node_id: str) -> NodeView | None:
         """See `Ledger.node`."""
@@ -423,7 +433,7 @@ class Store:
         if node is None:
             return None
         attempts = list(self._sql.attempts(connection, run_id=run_id, node_id=node_id))
-        operation_id = str(_current_operation(node))
+        operation_id = str(current_operation(node))
         operation = self._sql.operation(connection, operation_id=operation_id)
         mine = [attempt for attempt in attempts if attempt["operation_id"] == operation_id]
         # A person's acceptance of a risk settles nothing: the effect is as possible as it was.
@@ -438,18 +448,18 @@ class Store:
             redrives=node["redrives"],
             cancelled=node["cancelled_at"] is not None,
             end=NodeEnd(node["ended"]) if node["ended"] else None,
-            output=_output(node, operation),
+            output=output_of(node, operation),
             source=Source(node["source"]) if node["source"] else None,
-            decisions=_decisions(node),
-            attempts=[_record(attempt, running if attempt in mine else None) for attempt in attempts],
+            decisions=decisions_of(node),
+            attempts=[record_of(attempt, running if attempt in mine else None) for attempt in attempts],
             operation_id=operation_id,
             epoch=operation["epoch"] if operation else 0,
             side_effect=operation_side_effect([SideEffect(attempt["side_effect"]) for attempt in unsettled]),
             in_flight=leased,
-            unknown_failures=sum(1 for attempt in counted if _is_unknown(attempt)),
+            unknown_failures=sum(1 for attempt in counted if is_unknown(attempt)),
             delivery=Delivery.model_validate_json(attempts[-1]["delivery"]) if attempts else None,
-            first_sent_at=_time(mine[0]["started_at"]) if mine else None,
-            last_sent_at=_time(at_risk[-1]["started_at"]) if at_risk else None,
+            first_sent_at=to_time(mine[0]["started_at"]) if mine else None,
+            last_sent_at=to_time(at_risk[-1]["started_at"]) if at_risk else None,
         )
 
     def operation(self, connection: Any, operation_id: str) -> OperationView | None:
@@ -475,14 +485,14 @@ class Store:
             logical_attempt=row["logical_attempt"],
             tool=row["tool"],
             fingerprint=row["fingerprint"],
-            state=_state(row, side_effect, leased),
+            state=state_of(row, side_effect, leased),
             side_effect=side_effect,
             epoch=row["epoch"],
-            attempts=[_record(attempt, row["epoch"] if leased else None) for attempt in attempts],
+            attempts=[record_of(attempt, row["epoch"] if leased else None) for attempt in attempts],
             node_end=NodeEnd(node["ended"]) if node["ended"] else None,
             node_cancelled=node["cancelled_at"] is not None,
             redrives=node["redrives"],
-            decisions=_decisions(node),
+            decisions=decisions_of(node),
         )
 
     def _leased(self, connection: Any, operation: Row | None) -> bool:
@@ -514,108 +524,21 @@ def _spent(counted: Sequence[Row], budgets: Mapping[Category, int], operation_id
     if not counted or counted[-1]["operation_id"] != operation_id:
         return None
     last = counted[-1]
-    category = _category(last)
+    category = category_of(last)
     if (
         last["code"] in UNCOUNTED
         or last["code"] == Code.LEDGER_LOST
-        or _failures(counted)[category] < budgets[category]
+        or failures_of(counted)[category] < budgets[category]
     ):
         return None
-    record = _record(last)
+    record = record_of(last)
     return Spent(
         attempt=record.attempt,
         outcome=Outcome(
             category=category,
             code=record.code or Code.WORKER_LOST,
-            message=record.message or _LOST_MESSAGE,
+            message=record.message or LOST_MESSAGE,
             side_effect=record.side_effect,
             http_status=record.http_status,
         ),
     )
-
-
-def _failures(attempts: Sequence[Row]) -> Counter[Category]:
-    return Counter(_category(attempt) for attempt in attempts if attempt["code"] not in UNCOUNTED)
-
-
-def _category(attempt: Row) -> Category:
-    """An attempt without an end counts as TRANSIENT."""
-    return Category(attempt["category"]) if attempt["category"] else Category.TRANSIENT
-
-
-def _is_at_risk(attempt: Row) -> bool:
-    """Whether a blind repetition could be a second effect."""
-    return attempt["side_effect"] != SideEffect.NONE and attempt["settled"] is None and attempt["accepted_by"] is None
-
-
-def _is_lost(attempt: Row) -> bool:
-    """Whether nobody committed an end: neither a success nor a failure (a fenced one came back too late for either)."""
-    return attempt["category"] is None and (attempt["ended_at"] is None or attempt["code"] is not None)
-
-
-def _is_unknown(attempt: Row) -> bool:
-    return attempt["category"] == Category.UNKNOWN_SIDE_EFFECT or _is_lost(attempt)
-
-
-def _state(operation: Row, side_effect: SideEffect, leased: bool) -> OperationState:
-    if operation["succeeded_at"] is not None:
-        return OperationState.SUCCEEDED
-    if leased:
-        return OperationState.IN_FLIGHT
-    return OperationState.FAILED if side_effect is SideEffect.NONE else OperationState.UNSETTLED
-
-
-def _record(attempt: Row, running: int | None = None) -> AttemptRecord:
-    """An attempt as people see it; one whose worker was lost says so, the running one (by its epoch) does not."""
-    lost = _is_lost(attempt) and attempt["epoch"] != running
-    message = _LEDGER_LOST_MESSAGE if attempt["code"] == Code.LEDGER_LOST else _LOST_MESSAGE
-    return AttemptRecord(
-        attempt=attempt["attempt"],
-        started_at=_time(attempt["started_at"]),
-        ended_at=_time(attempt["ended_at"]) if attempt["ended_at"] else None,
-        worker=attempt["worker"],
-        category=_category(attempt) if lost or attempt["category"] else None,
-        code=attempt["code"] or (Code.WORKER_LOST if lost else None),
-        message=attempt["message"] or (message if lost else None),
-        http_status=attempt["http_status"],
-        side_effect=SideEffect(attempt["side_effect"]),
-        next_eligible_at=_time(attempt["next_eligible_at"]) if attempt["next_eligible_at"] else None,
-    )
-
-
-def _current_operation(node: Row) -> OperationId:
-    return OperationId(run_id=node["run_id"], node_id=node["node_id"], logical_attempt=node["logical_attempt"])
-
-
-def _output(node: Row, operation: Row | None) -> Json:
-    """What a node has ended with: what a person vouched for, or the operation's result."""
-    text = node["output"] if node["output"] is not None else operation["result"] if operation else None
-    value: Json = None if text is None else json.loads(text)
-    return value
-
-
-def _redriven(node: Row) -> Redriven:
-    approval = json.loads(node["approval"])
-    return Redriven(
-        logical_attempt=node["logical_attempt"],
-        input=json.loads(node["input"]),
-        fingerprint=node["fingerprint"],
-        redrives=node["redrives"],
-        approval=Approved.model_validate(approval) if approval else None,
-    )
-
-
-def _decisions(node: Row) -> list[DecisionRecord]:
-    return [DecisionRecord.model_validate(record) for record in json.loads(node["decisions"])]
-
-
-def _json(value: Json) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
