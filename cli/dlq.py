@@ -120,7 +120,7 @@ def check(
 
 
 @app.command()
-def redrive(
+def redrive(  # noqa: PLR0913, PLR0917 - one parameter for each option
     entry_id: Id,
     reason: Reason,
     by: By = None,

@@ -21,13 +21,14 @@ _SIDE_EFFECTS: Final = {
     SideEffect.POSSIBLE: "it may have been executed",
     SideEffect.CONFIRMED: "executed; the result is lost or unusable",
 }
+_UNDECIDED: Final = (EntryStatus.AWAITING_DECISION, EntryStatus.OBSOLETE)
 
 
 def render_entry(entry: Entry) -> RenderableType:
     """A dead letter, whole, and the commands that decide it."""
     error = entry.error
-    http = f", HTTP {error.http_status}" if error.http_status is not None else ""
-    delivery = entry.delivery
+    # Most codes say the status themselves.
+    http = f", HTTP {error.http_status}" if error.http_status is not None and "http" not in error.code else ""
     runtime = entry.runtime
     parts: list[RenderableType] = [
         pairs(
@@ -46,15 +47,8 @@ def render_entry(entry: Entry) -> RenderableType:
                 ("fingerprint", entry.failure_fingerprint),
                 ("correlation", entry.correlation_id),
                 ("trace", entry.trace_id),
-                (
-                    "delivery",
-                    f"{delivery.workflow_id}, activity {delivery.activity_id} attempt {delivery.attempt}, task queue "
-                    f"{delivery.task_queue}, Temporal run {delivery.workflow_run_id}",
-                ),
-                (
-                    "runtime",
-                    f"redrive {runtime.redrive}, temporalio {runtime.temporalio}, build {runtime.build_id}",
-                ),
+                ("delivery", _delivery(entry)),
+                ("runtime", f"redrive {runtime.redrive}, temporalio {runtime.temporalio}, build {runtime.build_id}"),
             ]
         ),
         *_section(_attempts_title(entry)),
@@ -64,8 +58,8 @@ def render_entry(entry: Entry) -> RenderableType:
     ]
     if entry.decisions:
         parts += [*_section("decisions"), _decisions(entry.decisions)]
-    parts += [*_section("would a redrive be accepted?"), *_eligibility(entry)]
-    if entry.status in (EntryStatus.AWAITING_DECISION, EntryStatus.OBSOLETE):
+    if entry.status in _UNDECIDED:
+        parts += [*_section("would a redrive be accepted?"), *_eligibility(entry)]
         parts += [*_section("decide"), *(Text(f"  {line}") for line in _commands(entry))]
     return Group(*parts)
 
@@ -88,7 +82,7 @@ def render_standing(entry: Entry) -> RenderableType:
     """Where an entry stands now."""
     effect = ("side effect", f"{entry.side_effect}: {_SIDE_EFFECTS[entry.side_effect]}")
     standing = pairs([("status", entry.status), effect])
-    if entry.status is not EntryStatus.AWAITING_DECISION:
+    if entry.status not in _UNDECIDED:
         return standing
     return Group(standing, *_section("would a redrive be accepted?"), *_eligibility(entry))
 
@@ -102,7 +96,7 @@ def render_operation(operation: "OperationView") -> RenderableType:
                 ("operation", operation.operation_id),
                 ("key", operation.idempotency_key),
                 ("state", operation.state),
-                ("side effect", f"{operation.side_effect}: {_effect(operation)}"),
+                ("side effect", _effect(operation)),
                 ("tool", f"{operation.tool}, {operation.fingerprint}"),
                 ("epoch", str(operation.epoch)),
                 ("node", f"{operation.run_id}/{operation.node_id}, {node}"),
@@ -119,12 +113,20 @@ def render_operation(operation: "OperationView") -> RenderableType:
 
 def _effect(operation: "OperationView") -> str:
     if operation.state == "SUCCEEDED":
-        return "settled; the result is kept"
-    return _SIDE_EFFECTS[operation.side_effect]
+        return "it has happened, and its result is kept"
+    return f"{operation.side_effect}: {_SIDE_EFFECTS[operation.side_effect]}"
 
 
 def _section(title: str) -> list[Text]:
     return [Text(), Text(title, style="bold")]
+
+
+def _delivery(entry: Entry) -> str:
+    delivery = entry.delivery
+    return (
+        f"{delivery.workflow_id}, activity {delivery.activity_id}, attempt {delivery.attempt}, task queue "
+        f"{delivery.task_queue}, Temporal run {delivery.workflow_run_id}"
+    )
 
 
 def _attempts_title(entry: Entry) -> str:

@@ -53,7 +53,7 @@ def main() -> None:
         _run()
     except BrokenPipeError:
         # Whoever read the output has gone, as `head` does: nobody is left to tell, and the interpreter must not either.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(REFUSED)
 
 
@@ -63,7 +63,7 @@ def _run() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app(prog_name="redrive")
-    except Exception as error:  # noqa: BLE001 - raised again unless it is one that is explained to the user
+    except Exception as error:
         explanation = explain(error)
         if explanation is None:
             raise

@@ -4,7 +4,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import IO, Annotated, Any, Final
 
 import typer
@@ -14,11 +14,13 @@ from rich.text import Text
 
 __all__ = [
     "AsJson",
+    "coloured",
     "console",
     "failed",
     "moment",
     "note",
     "pairs",
+    "pretty_json",
     "print_json",
     "print_json_line",
     "printable",
@@ -122,7 +124,7 @@ def pairs(rows: Iterable[tuple[str, object]]) -> Table:
 
 def moment(time: datetime | None) -> str:
     """A moment for people: UTC, to the second."""
-    return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}Z"
+    return "" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def pretty_json(value: Any) -> str:

@@ -37,7 +37,7 @@ def render(view: RunView, rows: int | None = None) -> RenderableType:
         shown = _most_telling(nodes, rows)
         parts += [Text(), table(["NODE", "TOOL", "STATUS", "OPERATION", "ATTEMPTS", "DEAD LETTER"], _rows(view, shown))]
         if len(shown) < len(nodes):
-            parts.append(Text(f"and {len(nodes) - len(shown)} more nodes"))
+            parts.append(Text(f"and {_counted(len(nodes) - len(shown), 'more node')}"))
     commands = _commands(view)
     if commands:
         parts += [Text(), Text("waits for a decision:", style="yellow"), *(Text(f"  {line}") for line in commands)]
@@ -140,7 +140,7 @@ async def _follow_lines(views: AsyncGenerator[RunView]) -> RunView | None:
 
 def _print_changes(before: RunView | None, view: RunView) -> None:
     """One line for each change."""
-    if view.unanswered is not None and (before is None or before.unanswered != view.unanswered):
+    if view.ended_at is None and view.unanswered not in (None, before.unanswered if before is not None else None):
         note(view.unanswered)
     known = before.state.nodes if before is not None and before.state is not None else {}
     for node_id, node in view.state.nodes.items() if view.state is not None else ():
@@ -152,9 +152,13 @@ def _print_changes(before: RunView | None, view: RunView) -> None:
 
 
 def _details(view: RunView, node_id: str, node: NodeState) -> str:
-    details = f" (operation {node.operation_id}" if node.operation_id else ""
-    if details:
-        details += f", {node.attempt_count} attempts)" if node.attempt_count else ")"
+    details = f" (operation {node.operation_id})" if node.operation_id else ""
+    if node.attempt_count:
+        details = f" (operation {node.operation_id}, {_counted(node.attempt_count, 'attempt')})"
     if node.status is NodeStatus.DEAD_LETTERED:
         details += f"; decide: {_command(view, node_id)}"
     return details
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -1,5 +1,6 @@
 """``redrive run``: start runs, see how they are doing, follow, cancel and list them."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -134,7 +135,7 @@ def cancel(run_id: RunId, as_json: AsJson = False) -> None:
         if as_json:
             print_json({"run_id": run_id, "status": status, "cancel_requested": found.ended_at is None})
         elif found.ended_at is None:
-            say(f"asked run {run_id} to cancel; follow it with: redrive run watch {run_id}")
+            say(f"asked run {run_id} to cancel; follow it with: redrive run watch {shlex.quote(run_id)}")
         else:
             say(f"run {run_id} is already ", status)
 

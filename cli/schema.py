@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 def schema(kind: Annotated[Kind, typer.Argument(help="What to describe.")]) -> None:
-    """Print a JSON Schema (draft 2020-12): of a run's specification, of tools.toml, or of the decisions on a dead letter."""
+    """Print a JSON Schema (draft 2020-12): of a run's specification, of tools.toml, or of a dead letter's decisions."""
     match kind:
         case Kind.RUN:
             print_json(run_schema())

@@ -19,9 +19,11 @@ def dev(
     async def work() -> None:
         from contracts.tools import load_catalog
         from workers.embedded import embedded_server
+        from workers.logs import configure_logs
         from workers.settings import load_settings
         from workers.worker import serve
 
+        configure_logs()
         settings = load_settings()
         # A bad catalog is told before a server starts for nothing.
         load_catalog(settings.tools)
@@ -39,9 +41,11 @@ def worker() -> None:
 
     async def work() -> None:
         from workers.client import connect
+        from workers.logs import configure_logs
         from workers.settings import load_settings
         from workers.worker import serve
 
+        configure_logs()
         settings = load_settings()
         await serve(await connect(), settings)
 

@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -22,12 +22,13 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
-from temporalio.client import Interceptor as ClientInterceptor
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
     Interceptor,
     Worker,
+    WorkerConfig,
 )
 
 from activities.admit import Admit
@@ -65,7 +66,7 @@ class WorkerProcess:
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, bench: Bench, *, only_workflows: bool = False, hold_acks: bool = False
+        cls, bench: Bench, *, only_workflows: bool = False, hold_acks: bool = False, slots: int = 100
     ) -> AsyncGenerator[Self, None]:
         """A worker that polls; killed at the end, if it still runs.
 
@@ -73,9 +74,11 @@ class WorkerProcess:
             bench: Whose tools, ledger and task queue it works with.
             only_workflows: It decides, but performs no activity: what is dispatched stays undelivered.
             hold_acks: What it has called and committed, it never tells Temporal.
+            slots: How many activities it performs at once. Once they are in use it asks for no more, and what is frozen
+                then takes nothing.
         """
         log = bench.folder / f"worker-{next(_numbers)}.log"
-        flags = ["--only-workflows"] * only_workflows + ["--hold-acks"] * hold_acks
+        flags = ["--only-workflows"] * only_workflows + ["--hold-acks"] * hold_acks + [f"--slots={slots}"]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.worker_process", *flags],
@@ -93,7 +96,7 @@ class WorkerProcess:
             async def polls() -> bool | None:
                 return await worker._polls(kinds)
 
-            await eventually(polls, "a worker to poll")
+            assert await eventually(polls, "a worker to poll")
             yield worker
         finally:
             await worker.kill()
@@ -173,7 +176,7 @@ def _is_free(ledger: Path) -> bool:
     return True
 
 
-class HoldAcks(ClientInterceptor, Interceptor):
+class _HoldAcks(Interceptor):
     """Keeps the results of `call_tool` from Temporal, once the ledger has them."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's name
@@ -187,6 +190,20 @@ class _HoldAck(ActivityInboundInterceptor):
         if activity.info().activity_type == "call_tool":
             await asyncio.Event().wait()
         return result
+
+
+class _Slots(SimplePlugin):
+    """Has a worker perform so many activities at once, and no more."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__("slots")
+        self._slots = slots
+
+    def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
+        """See the base class."""
+        config = super().configure_worker(config)
+        config["max_concurrent_activities"] = self._slots
+        return config
 
 
 async def _decide_only(client: Client, settings: Settings) -> None:
@@ -204,16 +221,14 @@ async def _decide_only(client: Client, settings: Settings) -> None:
         await asyncio.Event().wait()
 
 
-async def _run(*, only_workflows: bool, hold_acks: bool) -> None:
+async def _run(*, only_workflows: bool, plugins: Sequence[SimplePlugin]) -> None:
     def end() -> None:
         os._exit(1)
 
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), end)
-    client = await connect()
-    if hold_acks:
-        config = client.config()
-        config["interceptors"] = [HoldAcks()]
-        client = Client(**config)
+    config = (await connect()).config()
+    config["plugins"] = plugins
+    client = Client(**config)
     settings = load_settings()
     if only_workflows:
         await _decide_only(client, settings)
@@ -226,8 +241,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.worker_process", description=__doc__)
     parser.add_argument("--only-workflows", action="store_true", help="perform no activity")
     parser.add_argument("--hold-acks", action="store_true", help="keep the results of calls from Temporal")
+    parser.add_argument("--slots", type=int, default=100, help="how many activities to perform at once")
     arguments = parser.parse_args()
-    asyncio.run(_run(only_workflows=arguments.only_workflows, hold_acks=arguments.hold_acks))
+    plugins: list[SimplePlugin] = [_Slots(arguments.slots)]
+    plugins += [SimplePlugin("hold-acks", interceptors=[_HoldAcks()])] * arguments.hold_acks
+    asyncio.run(_run(only_workflows=arguments.only_workflows, plugins=plugins))
     gc.collect()  # lets the SDK's threads go before the interpreter does
 
 

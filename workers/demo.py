@@ -1,11 +1,10 @@
-"""The demo's stage: an embedded server, a worker and the sample tools; an order that meets every kind of trouble; and the
-check that each of its effects happened once."""
+"""The demo's stage: a server, a worker, the sample tools, an order that meets every kind of trouble, and the check of it."""
 
 import asyncio
 import logging
 import shlex
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +170,7 @@ class Stage:
     async def _report(self, node_id: str) -> NodeReport:
         handle: WorkflowHandle[Any, Any] = self.client.get_workflow_handle(node_workflow_id(RUN_ID, node_id))
         result = NodeResult.model_validate(await handle.result())
-        tool = tool_of(node_id)
+        tool = _tool_of(node_id)
         calls = [call for call in self.tools.calls if (call.tool, call.key) == (tool, result.idempotency_key)]
         return NodeReport(
             node=node_id,
@@ -191,7 +190,7 @@ class Stage:
 @asynccontextmanager
 async def stage(
     port: int | None, ui_port: int | None, notice: Callable[[SampleCall], None], remark: Callable[[str], None]
-) -> AsyncIterator[Stage]:
+) -> AsyncGenerator[Stage]:
     """Runs the server, the tools and the worker, their state in a temporary folder: every demo begins from scratch.
 
     Args:
@@ -226,7 +225,7 @@ async def stage(
 
 
 @contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
+def _logging_to(path: Path) -> Generator[None]:
     """What the worker has to say would only be in the way of the story."""
     before = structlog.get_config()
     root = logging.getLogger()
@@ -257,7 +256,7 @@ def _usual(port: int, what: str, remark: Callable[[str], None]) -> int:
     return port
 
 
-def tool_of(node_id: str) -> str:
+def _tool_of(node_id: str) -> str:
     """The tool that a node of the order calls."""
     return next(str(node["tool"]) for node in _nodes() if node["id"] == node_id)
 

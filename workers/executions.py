@@ -42,7 +42,7 @@ __all__ = [
     "read_answer",
 ]
 
-ANSWER_WITHIN: Final = timedelta(seconds=8)
+ANSWER_WITHIN: Final = timedelta(seconds=7)
 """How long a worker may take to answer a query, or to take up an update; without one, Temporal would wait for ever."""
 
 OPEN: Final = "CloseTime IS NULL"

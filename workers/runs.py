@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _START_TRIES: Final = 10
+_PATIENCE: Final = 1.0
 
 _ENDED_AS: Final[Mapping[str, str]] = {
     "COMPLETED": RunStatus.SUCCEEDED,
@@ -301,17 +302,29 @@ async def watch_run(client: Client, run_id: str, every: float = 0.5) -> AsyncGen
     while execution.ended_at is None:
         view = await _begin_view(client, execution)
         end = asyncio.create_task(_ended(client, execution))
+        look = asyncio.create_task(_look(client, execution, view))
         try:
-            while not end.done():
-                view = await _look(client, execution, view)
-                if view != shown:
+            while True:
+                await asyncio.wait([look, end], timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+                if shown is None and not look.done():
+                    # Perhaps nobody answers; what the server itself knows is shown meanwhile.
                     yield view
                     shown = view
+                await asyncio.wait([look, end], return_when=asyncio.FIRST_COMPLETED)
+                if look.done():
+                    view = await look
+                    if view != shown:
+                        yield view
+                        shown = view
                 await asyncio.wait([end], timeout=every)
-            await end
+                if end.done():
+                    await end
+                    break
+                look = asyncio.create_task(_look(client, execution, view))
         finally:
             end.cancel()
-            await asyncio.gather(end, return_exceptions=True)
+            look.cancel()
+            await asyncio.gather(end, look, return_exceptions=True)
         # Usually ended now; else somebody has started it again in the meantime, and it is followed on.
         execution = await _find_run(client, run_id)
     yield await view_run(client, run_id)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -180,7 +180,7 @@ class SampleTools:
                 return _Answer(429, {"error": "slow down"}, f"Retry-After: {after}", {"Retry-After": after})
             case "shipping.label":
                 self._act(tool, key, {"label": f"lbl-{key[:8]}"})
-                return _Answer(None, None, "prints the label, then cuts the connection")
+                return _Answer(None, None, "the label is printed, then the connection is cut")
             case "payments.charge" if isinstance(amount := request.body.get("amount"), int) and amount > self.limit:
                 error = f"the card's limit is {self.limit}, the charge is {amount}"
                 return _Answer(403, {"error": error}, error)
@@ -199,8 +199,8 @@ class SampleTools:
     def _look_up(self, tool: str, key: str) -> _Answer:
         done = self._effects[tool, key]
         if not done:
-            return _Answer(404, {"error": "unknown key"}, "asked what became of it: nothing")
-        return _Answer(200, {"label": done[0]}, "asked what became of it: it happened, here is the result")
+            return _Answer(404, {"error": "unknown key"}, "what became of it? Nothing")
+        return _Answer(200, {"label": done[0]}, "what became of it? It happened; here is the result")
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
@@ -230,7 +230,7 @@ class SampleTools:
 
 
 @asynccontextmanager
-async def sample_tools(notice: Callable[[SampleCall], None] | None = None) -> AsyncIterator[SampleTools]:
+async def sample_tools(notice: Callable[[SampleCall], None] | None = None) -> AsyncGenerator[SampleTools]:
     """Runs the tools on the loopback interface, on port 7280 or, where that is taken, on a free one.
 
     Args:

@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, settings
 from activities.ledger.interface import Ledger
 from tests.unit.ledger_lab import BACKENDS, Backend
 
-# Derandomized, so that a run is green or red for its code only; without limits of time, so that a busy machine is not an error.
+# Derandomized: a run is green or red for its code only. Without limits of time: a busy machine is no error.
 settings.register_profile(
     "redrive",
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=100,
+    max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("redrive")

@@ -1,7 +1,7 @@
-"""A worker in a process of its own that does nothing but claim: ``python -m tests.unit.ledger_claims BACKEND FOLDER COUNT``.
+"""A worker in a process of its own that only claims: ``python -m tests.unit.ledger_claims BACKEND FOLDER COUNT``.
 
-It says when it has opened the ledger, waits for a line, claims ``COUNT`` operations ten times each, says in one line of JSON
-how often each was granted, and waits for another line before it ends.
+It says when it has opened the ledger, waits for a line, claims ``COUNT`` operations ten times each, says in one line of
+JSON how often each was granted, and waits for another line before it ends.
 """
 
 import asyncio

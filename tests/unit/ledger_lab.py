@@ -3,7 +3,7 @@
 Nothing here or in the tests that use it touches SQL: whatever is asked is asked through `Ledger`.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,10 +27,10 @@ INPUT: Final[Json] = {"amount": 1999}
 TOOL: Final = ToolRef(name="payments.charge", version="1", fingerprint="sha256:one")
 CHANGED_TOOL: Final = ToolRef(name="payments.charge", version="2", fingerprint="sha256:two")
 
-START: Final = datetime.now(UTC) + timedelta(hours=1)
-"""Temporal's clock begins here: its moments only compare with each other, and with the ledger's birth, which is earlier."""
+START: Final = datetime(2100, 1, 1, tzinfo=UTC)
+"""Temporal's clock begins here; its moments compare with each other and with the ledger's birth, which is earlier."""
 
-BUDGETS: Final[Mapping[Category, int]] = {category: 100 for category in Category}
+BUDGETS: Final[Mapping[Category, int]] = dict.fromkeys(Category, 100)
 """So many that no test runs into them by accident."""
 
 
@@ -93,7 +93,7 @@ class Sqlite:
 
 
 @asynccontextmanager
-async def sqlite(folder: Path) -> AsyncIterator[Backend]:
+async def sqlite(folder: Path) -> AsyncGenerator[Backend]:
     backend = Sqlite(folder)
     try:
         yield backend

@@ -65,7 +65,7 @@ def test_an_operation_id_reads_back_as_what_it_was_made_of(run_id: str, node_id:
         "order-1042/charge/+1",
         "order-1042/charge/1.0",
         "order-1042/charge/ 1",
-        "order-1042/charge/١",
+        "order-1042/charge/\u0661",
         "order-1042/charge/²",
         # Two spellings of one operation would be two keys.
         "order-1042/charge/01",
@@ -116,7 +116,7 @@ def test_node_ids_and_tool_names_share_an_alphabet(name: str) -> None:
     assert problem_with_tool_name(name) is None
 
 
-@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "x" * 65, "a b", "a/b", "ä", "a\n", "a\x00", "١"])
+@pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "x" * 65, "a b", "a/b", "ä", "a\n", "a\x00", "\u0661"])
 def test_other_names_are_refused_by_what_they_are(name: str) -> None:
     assert (problem_with_node_id(name) or "").startswith("a node id is")
     assert (problem_with_tool_name(name) or "").startswith("a tool name is")

@@ -6,6 +6,7 @@ import pytest
 
 from activities.ledger.interface import LEASE, RENEW_EVERY, Ledger
 from activities.ledger.records import Busy, Granted, Mismatch, OperationState, Settled, Spent, Stale, Unsettled
+from contracts.base import Json
 from contracts.dispatch import Change, NodeEnd
 from contracts.failures import UNCOUNTED, Category, Code, Outcome, SideEffect
 from contracts.identity import OperationId
@@ -90,7 +91,7 @@ async def test_nodes_and_runs_do_not_disturb_each_other(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("output", [None, {"id": "c-1", "ü": [1, 2.5, True]}, [], "", 0, False])
-async def test_an_operation_that_succeeded_is_answered_with_its_result(ledger: Ledger, output: object) -> None:
+async def test_an_operation_that_succeeded_is_answered_with_its_result(ledger: Ledger, output: Json) -> None:
     grant = await granted(ledger, request())
     assert await ledger.succeed(OPERATION, grant.epoch, output)
     settled = Settled(
@@ -98,7 +99,8 @@ async def test_an_operation_that_succeeded_is_answered_with_its_result(ledger: L
     )
     for at in (0, 1, 100):
         assert await ledger.claim(request(at)) == settled
-    assert len((await view(ledger)).attempts) == 1
+    node = await view(ledger)
+    assert (len(node.attempts), node.end, node.output, node.source) == (1, settled.end, output, Source.EXECUTED)
 
 
 async def test_the_end_of_a_node_answers_stale_and_mismatched_claims_too(ledger: Ledger) -> None:
@@ -116,6 +118,8 @@ async def test_a_resolved_node_is_answered_with_what_the_person_vouched_for(ledg
     answer = await ledger.claim(request(2))
     assert isinstance(answer, Settled)
     assert (answer.end, answer.output, answer.source) == (NodeEnd.RESOLVED, {"id": "by hand"}, Source.RESOLVED)
+    node = await view(ledger)
+    assert (node.end, node.output, node.source) == (answer.end, answer.output, answer.source)
 
 
 async def test_a_node_resolved_with_null_has_null_for_its_result(ledger: Ledger) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -85,7 +85,7 @@ async def test_a_callers_cancellation_harms_neither_its_transaction_nor_the_next
 
 
 @asynccontextmanager
-async def another_worker(kind: str, folder: Path) -> AsyncIterator[Process]:
+async def another_worker(kind: str, folder: Path) -> AsyncGenerator[Process]:
     """A worker of `ledger_claims` in a process of its own, with the ledger open."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -297,3 +297,12 @@ async def test_a_cancelled_nodes_dead_letter_can_be_decided_though_the_ledger_wa
     await ledger.cancel(RUN, [NODE], moment(0))
     answer = await ledger.decide(decision(change, redrives=2, logical_attempt=3, output="x"), moment(1))
     assert answer.record.outcome is DecisionOutcome.ACCEPTED
+
+
+async def test_a_cancel_does_not_hide_that_the_ledger_was_lost(ledger: Ledger) -> None:
+    await ledger.cancel(RUN, [NODE], moment(0))
+    answer = await ledger.claim(request(1, node_started_at=LONG_AGO))
+    assert isinstance(answer, Settled)
+    assert answer.end is NodeEnd.CANCELLED
+    # What was sent before is as possible as it was.
+    assert (await view(ledger)).side_effect is SideEffect.POSSIBLE

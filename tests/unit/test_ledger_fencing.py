@@ -4,6 +4,7 @@ import pytest
 
 from activities.ledger.interface import Ledger
 from activities.ledger.records import Granted, Settled, Unsettled
+from contracts.base import Json
 from contracts.dispatch import Change, NodeEnd
 from contracts.failures import Category, Code, Outcome, SideEffect
 from contracts.runs import Source
@@ -199,7 +200,7 @@ async def test_epochs_only_grow(backend: Backend, ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("output", [{"id": "c-1"}, None])
-async def test_what_the_tool_calls_committed_ends_the_node(ledger: Ledger, output: object) -> None:
+async def test_what_the_tool_calls_committed_ends_the_node(ledger: Ledger, output: Json) -> None:
     grant = await failed(ledger, request(0), LOST_ANSWER)
     await ledger.settle_committed(OPERATION, grant.epoch, output)
     answer = await ledger.claim(request(1))

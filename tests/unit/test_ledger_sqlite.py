@@ -32,17 +32,13 @@ def text(path: Path) -> None:
 
 def another_programs(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE node (id INTEGER)")
+        connection.execute("CREATE TABLE orders (id INTEGER)")
 
 
 def newer(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA user_version = 99")
-
-
-def older_than_any(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = -1")
 
 
 @pytest.mark.parametrize(
@@ -50,9 +46,8 @@ def older_than_any(path: Path) -> None:
     [
         (directory, "check the file"),
         (text, "check the file"),
-        (another_programs, "check the file"),
+        (another_programs, "set REDRIVE_LEDGER to a file of its own"),
         (newer, "use the redrive that wrote it"),
-        (older_than_any, "use the redrive that wrote it"),
     ],
 )
 async def test_what_is_no_ledger_is_refused_and_left_as_it_was(
@@ -68,8 +63,7 @@ async def test_what_is_no_ledger_is_refused_and_left_as_it_was(
     assert cure in message
     assert "Traceback" not in message
     assert "\n" not in message
-    if make is not another_programs:
-        assert (path.read_bytes() if path.is_file() else None) == before
+    assert (path.read_bytes() if path.is_file() else None) == before
 
 
 async def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
@@ -94,11 +88,15 @@ async def test_a_ledger_damaged_under_way_is_unavailable_not_wrong(tmp_path: Pat
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
     with pytest.raises(LedgerUnavailableError, match="nothing is sent without it"):
-        ledger = await open_ledger(url(path))
-        try:
-            await ledger.claim(request(1))
-        finally:
-            await ledger.close()
+        await claimed_at(path)
+
+
+async def claimed_at(path: Path) -> None:
+    ledger = await open_ledger(url(path))
+    try:
+        await ledger.claim(request(1))
+    finally:
+        await ledger.close()
 
 
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -190,7 +188,6 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are POSIX's")
 def test_a_full_disk_commits_nothing_and_the_ledger_goes_on_when_there_is_room_again(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "ledger.db")],
