@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli import dlq, ledger, run, schema, tools, worker
+from cli.demo import demo
 from cli.errors import REFUSED, explain
 from cli.output import failed
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done; 1 refused or failed; 2 usage or bad input; 3 cannot reach Temporal or the ledger.",
 )
 
+app.command()(demo)
 app.command()(worker.dev)
 app.command()(worker.worker)
 app.command()(worker.setup)

@@ -28,6 +28,8 @@ _TUNING: Final = (
     *("--sqlite-pragma", "journal_mode=wal"),
     # Durable against a lost machine too, not only against a lost process.
     *("--sqlite-pragma", "synchronous=full"),
+    # Standard output is the command's own.
+    *("--output", "none"),
 )
 
 
@@ -45,13 +47,16 @@ class EmbeddedServer:
 
 
 @asynccontextmanager
-async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> AsyncGenerator[EmbeddedServer]:
+async def embedded_server(
+    data: Path, port: int = 7233, ui_port: int = 8233, log_level: str = "error"
+) -> AsyncGenerator[EmbeddedServer]:
     """Runs the Temporal server of the ``temporal`` command, with its database under a folder, ready for a worker.
 
     Args:
         data: The folder, made if it is not there.
         port: Where Temporal listens; 0 takes a free one.
         ui_port: Where its UI listens; 0 takes a free one.
+        log_level: What the server itself logs on standard error, from ``debug`` to ``never``.
 
     Raises:
         EmbeddedServerError: a port is taken, the folder cannot be written, or the server does not start.
@@ -75,7 +80,7 @@ async def embedded_server(data: Path, port: int = 7233, ui_port: int = 8233) -> 
             search_attributes=SEARCH_ATTRIBUTES,
             dev_server_existing_path=temporal_binary(),
             dev_server_database_filename=str(data / "temporal.db"),
-            dev_server_log_level="error",
+            dev_server_log_level=log_level,
             dev_server_extra_args=_TUNING,
         )
     except (RuntimeError, OSError) as error:

@@ -12,6 +12,9 @@ from tests.integration.cli_support import Ran, Redrive
 from tests.lab import Bench
 from tests.waiting import eventually
 
+# Each command is a process that imports much: on a busy machine a test takes a while.
+pytestmark = pytest.mark.timeout(300)
+
 Run = WorkflowHandle[Any, Any]
 
 REFUSED: list[dict[str, Any]] = [{"status": 403, "body": {"error": "card limit [red] \x1b[31m"}}, {}]

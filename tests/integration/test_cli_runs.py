@@ -13,6 +13,9 @@ from tests.integration.cli_support import Redrive
 from tests.lab import Bench
 from tests.waiting import eventually
 
+# Each command is a process that imports much: on a busy machine a test takes a while.
+pytestmark = pytest.mark.timeout(300)
+
 OK: Mapping[str, Any] = {"effect": "read"}
 
 

@@ -157,8 +157,8 @@ GRAPHS = [
 BYTES = [
     Case("deep-101", (deep(101),), ("nested deeper than",)),
     Case("deep-190", (deep(190, '{"a":', "}"),), ("nested deeper than",)),
-    Case("deep-250", (deep(250),), ("nested",)),
-    Case("deep-9000", (deep(9000),), ("nested",)),
+    Case("deep-250", (deep(250),), ("",)),
+    Case("deep-9000", (deep(9000),), ("",)),
     Case("bare-deep", (nested(300),), ("",)),
     Case("surrogate", (spec(node("a", "any", input={"x": "?"})).replace('"?"', r'"\ud800"'),), ("",)),
     Case("surrogate-id", (spec(node("?")).replace('"?"', r'"\udfff"'),), ("",)),
@@ -175,7 +175,7 @@ def crowds(folder: Path) -> Iterable[Case]:
     """Those too large for a command line."""
     long_name = "n" * 100_000
     nodes: dict[str, list[dict[str, Any]]] = {
-        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(20_000)],
+        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(32_000)],
         "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(12_000)],
         "long-cycles": [
             {"id": f"{long_name}{index}", "tool": "pay", "after": [f"{long_name}{(index + 1) % 4}"]}
@@ -233,6 +233,8 @@ async def test_a_run_that_cannot_be_executed_fails_at_once_naming_every_problem(
         assert failure.type == "InvalidRun", (case.name, failure.type, failure.message[:300])
         assert failure.message
         assert len(failure.message.encode()) < 256 * 1024, (case.name, len(failure.message))
+        # It says where, but repeats no values: they may be secret.
+        assert "input_value" not in failure.message
         lines = failure.message.splitlines()
         for problem in case.problems:
             assert any(problem in line for line in lines), (case.name, problem, failure.message[:500])
@@ -356,8 +358,8 @@ DECISIONS: Sequence[tuple[str, tuple[str, ...], str, tuple[str, ...]]] = [
     ("redrive", (good(if_redrives=-1),), "if_redrives: ", ()),
     ("redrive", (good(decision_id=""),), "decision_id: ", ()),
     ("redrive", (holding("1e999", input="?"),), "not finite", ()),
-    ("redrive", (holding(nested(150), input="?"),), "input", ()),
-    ("redrive", (holding(nested(198), input="?"),), "input", ()),
+    ("redrive", (holding(nested(150), input="?"),), "nested deeper", ()),
+    ("redrive", (holding(nested(198), input="?"),), "nested deeper", ()),
     ("redrive", (holding(nested(250), input="?"),), "", ()),
     ("redrive", (holding(r'"\ud800"', decided_by="?"),), "", ()),
     ("redrive", ("/w==",), "", BINARY),
@@ -411,6 +413,7 @@ async def test_malformed_decisions_are_kept_as_rejected_and_a_good_one_is_still_
             assert newest.action == name
             assert problem in newest.reason, (problem, newest)
             assert newest.refusals == []
+            assert "input_value" not in newest.reason
         assert lost == []
         await asyncio.gather(
             *(send(name, (good(),)) for name in UNKNOWN),

@@ -17,6 +17,7 @@ COMMANDS = {
     "run": ["start", "show", "watch", "cancel", "list"],
     "dlq": ["list", "show", "check", "redrive", "discard", "resolve", "reconcile"],
     "ledger": ["show"],
+    "demo": [],
     "tools": ["check"],
 }
 
