@@ -8,7 +8,8 @@ from activities.context import Context, facts
 from contracts.base import Json
 from contracts.dispatch import Admission
 from contracts.runs import InvalidRunError, NodeSpec, parse_run, references
-from contracts.tools import Catalog, schema_problems
+from contracts.schemas import schema_problems
+from contracts.tools import Catalog
 
 __all__ = ["Admit", "tool_problems"]
 

@@ -17,7 +17,8 @@ from contracts.canonical import json_size, same_json
 from contracts.failures import Category, Code, Outcome, SideEffect, clip_message
 from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
-from contracts.tools import Effect, Idempotency, Meaning, Rule, Tool, schema_problems
+from contracts.schemas import schema_problems
+from contracts.tools import Effect, Idempotency, Meaning, Rule, Tool
 
 __all__ = ["Answer", "BodyProblem", "Success", "classify_answer", "classify_exception", "declare"]
 

@@ -18,7 +18,8 @@ from contracts.dead_letters import RefusalCode
 from contracts.dispatch import Approved, PreflightAnswer, PreflightRequest
 from contracts.failures import SideEffect
 from contracts.identity import node_workflow_id
-from contracts.tools import Approval, Effect, Idempotency, Tool, schema_problems
+from contracts.schemas import schema_problems
+from contracts.tools import Approval, Effect, Idempotency, Tool
 
 __all__ = ["Lifecycle", "Preflight", "Present", "approval_after", "refusals"]
 

@@ -20,7 +20,8 @@ from contracts.dispatch import NodeEnd, ReconcileAnswer, ReconcileRequest, Verdi
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, Category, SideEffect, clip_message
 from contracts.pointers import at_pointer
 from contracts.runs import MAX_OUTPUT_BYTES
-from contracts.tools import Reconcile, Tool, schema_problems
+from contracts.schemas import schema_problems
+from contracts.tools import Reconcile, Tool
 
 __all__ = ["ReconcileOperation"]
 

@@ -10,7 +10,8 @@ from urllib.parse import quote, urlencode
 from contracts.base import Json, tell
 from contracts.canonical import json_size
 from contracts.runs import MAX_INPUT_BYTES
-from contracts.tools import Tool, schema_problems
+from contracts.schemas import schema_problems
+from contracts.tools import Tool
 
 __all__ = ["UnsendableError", "body_and_url", "call_headers", "fill", "input_problems"]
 

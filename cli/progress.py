@@ -124,7 +124,8 @@ async def _follow_live(views: AsyncGenerator[RunView]) -> RunView | None:
     screen = console()
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         async for last in views:
-            live.update(render(last, rows=screen.height - _MARGIN), refresh=True)
+            if last.ended_at is None:
+                live.update(render(last, rows=screen.height - _MARGIN), refresh=True)
     if last is not None:
         screen.print(render(last))
     return last

@@ -13,10 +13,8 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
-    CancelledError,
     ChildWorkflowError,
     FailureError,
-    RetryState,
     WorkflowAlreadyStartedError,
 )
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
@@ -27,14 +25,9 @@ with workflow.unsafe.imports_passed_through():
     from contracts.canonical import content_hash
     from contracts.dead_letters import (
         DecisionRecord,
-        Delivery,
-        Eligibility,
         Entry,
         EntryStatus,
         ErrorInfo,
-        Runtime,
-        failure_fingerprint,
-        merged,
     )
     from contracts.dispatch import (
         Approved,
@@ -45,7 +38,6 @@ with workflow.unsafe.imports_passed_through():
         Dispatch,
         Evidence,
         EvidenceRequest,
-        FailureDetails,
         NodeChange,
         NodeEnd,
         NodeInput,
@@ -62,6 +54,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.identity import OperationId, dead_letter_workflow_id, node_workflow_id
     from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
     from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
+    from workflows.evidence import entry_of, failure_of, known_absent, message_of, with_remark
     from workflows.options import (
         CALL_RETRY,
         COMMIT_TIMEOUT,
@@ -220,7 +213,7 @@ class Node:
     async def _failed(self, error: ActivityError) -> NodeResult | None:
         """The call has failed for good: reconcile what is uncertain, then hand over to a person; None: go on."""
         evidence = await self._gather()
-        failure = self._failure(error, evidence)
+        failure = failure_of(error, evidence, self._refused())
         if evidence.side_effect is not SideEffect.NONE and self._tool.askable:
             answer = await self._reconcile()
             if answer.verdict is Verdict.COMMITTED and answer.usable:
@@ -228,32 +221,13 @@ class Node:
             if answer.verdict is Verdict.ABSENT:
                 if answer.may_resend and failure.category is Category.UNKNOWN_SIDE_EFFECT and not self._cancelling:
                     return None
-                failure = _known_absent(failure)
+                failure = known_absent(failure)
             else:
-                failure = _add(failure, f"reconcile: {answer.message or answer.verdict}")
+                failure = with_remark(failure, f"reconcile: {answer.message or answer.verdict}")
             evidence = await self._gather()
         if self._cancelling and evidence.side_effect is SideEffect.NONE:
             raise _ended(NODE_CANCELLED, "the run was cancelled")
         return await self._hand_over(failure, evidence)
-
-    def _failure(self, error: ActivityError, evidence: Evidence) -> ErrorInfo:
-        """What ended the attempts: the entry's own words where it had any, else what Temporal says."""
-        cause = error.cause
-        called_off = isinstance(cause, CancelledError) or error.retry_state is RetryState.CANCEL_REQUESTED
-        if called_off and (refused := self._refused()) is not None:
-            return ErrorInfo(category=refused.category, code=refused.code, message=refused.message)
-        if isinstance(cause, ApplicationError) and cause.type in Category.__members__ and cause.details:
-            failure = FailureDetails.model_validate(cause.details[0]).error
-            if error.retry_state is not RetryState.TIMEOUT:
-                return failure
-            late = _add(failure, "the node's deadline has passed")
-            return late.model_copy(update={"code": Code.DEADLINE_EXCEEDED})
-        last = evidence.attempts[-1] if evidence.attempts else None
-        return ErrorInfo(
-            category=last.category if last is not None and last.category is not None else Category.TRANSIENT,
-            code=Code.CANCELLED if called_off else Code.DEADLINE_EXCEEDED,
-            message=clip_message(_message(error) or error.message),
-        )
 
     async def _settle_cancelled(self) -> NodeResult | None:
         """The ledger says that the node was cancelled; what it may have done is settled all the same."""
@@ -331,13 +305,13 @@ class Node:
             )
         except ActivityError as error:
             return ReconcileAnswer(
-                verdict=Verdict.NO_ANSWER, message=_message(error) or _NO_ANSWER, side_effect=SideEffect.POSSIBLE
+                verdict=Verdict.NO_ANSWER, message=message_of(error) or _NO_ANSWER, side_effect=SideEffect.POSSIBLE
             )
 
     async def _hand_over(self, failure: ErrorInfo, evidence: Evidence) -> NodeResult | None:
         """Opens the dead letter and waits for its decision; None: go on."""
         self._redrives = evidence.redrives
-        entry = self._entry(failure, evidence)
+        entry = entry_of(self._node, self._tool, self._operation, self._input, failure, evidence, self._decisions)
         decided = await self._decision(entry, evidence.attempt_count)
         if decided is None:
             raise _ended(NODE_CANCELLED, "the run was cancelled; the dead letter outlives it")
@@ -436,45 +410,6 @@ class Node:
 
     def _dead_letter(self) -> workflow.ExternalWorkflowHandle[Any]:
         return workflow.get_external_workflow_handle(dead_letter_workflow_id(self._node.run_id, self._node.node_id))
-
-    def _entry(self, failure: ErrorInfo, evidence: Evidence) -> Entry:
-        info = workflow.info()
-        times = [attempt.ended_at or attempt.started_at for attempt in evidence.attempts] or [evidence.at]
-        return Entry(
-            run_id=self._node.run_id,
-            node_id=self._node.node_id,
-            operation_id=str(self._operation),
-            idempotency_key=self._operation.idempotency_key,
-            logical_attempt=self._logical_attempt,
-            status=EntryStatus.AWAITING_DECISION,
-            tool=self._tool.reference,
-            input=self._input,
-            error=failure,
-            side_effect=evidence.side_effect,
-            attempts=evidence.attempts,
-            first_failed_at=times[0],
-            last_failed_at=times[-1],
-            delivery=evidence.delivery
-            or Delivery(
-                workflow_id=info.workflow_id,
-                workflow_run_id=info.run_id,
-                activity_id="call_tool",
-                task_queue=self._tool.task_queue,
-                attempt=1,
-            ),
-            runtime=Runtime(
-                redrive=evidence.redrive_version,
-                temporalio=evidence.temporalio_version,
-                build_id=info.get_current_build_id(),
-            ),
-            correlation_id=self._node.correlation_id,
-            trace_id=self._node.trace_id,
-            failure_fingerprint=failure_fingerprint(self._tool.name, failure),
-            redrives=evidence.redrives,
-            attempts_omitted=evidence.attempts_omitted,
-            decisions=merged(self._decisions, evidence.decisions),
-            eligibility=Eligibility(redrivable=False, refusals=[], checked_at=evidence.at),
-        )
 
     def _go_on_as(self, redriven: Redriven, tool: ToolFacts | None) -> None:
         """Takes up the operation that an accepted redrive has made current, with a fresh deadline."""
@@ -580,15 +515,3 @@ _LONGEST_RECONCILE: Final = timedelta(days=2)
 
 def _ended(error_type: str, message: str) -> ApplicationError:
     return ApplicationError(message, type=error_type, non_retryable=True)
-
-
-def _message(error: ActivityError) -> str:
-    return error.cause.message if isinstance(error.cause, FailureError) else ""
-
-
-def _add(failure: ErrorInfo, remark: str) -> ErrorInfo:
-    return failure.model_copy(update={"message": clip_message(f"{failure.message} ({remark})")})
-
-
-def _known_absent(failure: ErrorInfo) -> ErrorInfo:
-    return _add(failure, "reconcile: the tool says that nothing happened")

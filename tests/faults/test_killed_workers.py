@@ -114,7 +114,8 @@ async def _killed_before_the_dispatch(bench: Bench) -> Ending:
 async def _killed_every_time(bench: Bench) -> Ending:
     """A tool that takes its worker down whenever it is called, until a person has seen to it."""
     gate = bench.unique("mended")
-    await bench.tool("deadly", [{"gate": gate}], dedupe=True, idempotency="key", retry={"TRANSIENT": {"attempts": 2}})
+    retry = {"TRANSIENT": {"attempts": 2}}
+    await bench.tool("deadly", [{"gate": gate}], dedupe=True, idempotency="key", timeout="60s", retry=retry)
     run: WorkflowHandle[Any, Any] | None = None
     for crash in (1, 2):
         async with WorkerProcess.start(bench) as worker:

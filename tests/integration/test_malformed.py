@@ -175,7 +175,7 @@ def crowds(folder: Path) -> Iterable[Case]:
     """Those too large for a command line."""
     long_name = "n" * 100_000
     nodes: dict[str, list[dict[str, Any]]] = {
-        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(32_000)],
+        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(20_000)],
         "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(12_000)],
         "long-cycles": [
             {"id": f"{long_name}{index}", "tool": "pay", "after": [f"{long_name}{(index + 1) % 4}"]}
@@ -223,6 +223,8 @@ async def test_a_run_that_cannot_be_executed_fails_at_once_naming_every_problem(
     schema = {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "number"}}}
     await bench.tool("pay", input_schema=schema)
     await bench.tool("any")
+    for number in range(20):
+        await bench.tool(f"a-tool-with-a-long-name-as-they-may-have-{number}")
     cases = {"shapes": SHAPES, "graphs": GRAPHS, "bytes": BYTES, "crowds": list(crowds(bench.folder))}[table]
 
     async def check(case: Case) -> None:

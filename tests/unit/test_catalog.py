@@ -12,6 +12,7 @@ from hypothesis import given
 
 from contracts.base import Json
 from contracts.failures import POLICIES, Category, SideEffect
+from contracts.schemas import schema_problems
 from contracts.tools import (
     Approval,
     Catalog,
@@ -23,7 +24,6 @@ from contracts.tools import (
     parse_duration,
     placeholders,
     read_catalog,
-    schema_problems,
 )
 from tests.unit.json_values import any_json
 
