@@ -7,7 +7,7 @@ from temporalio import activity
 from activities.context import Context, facts
 from contracts.base import Json
 from contracts.dispatch import Admission
-from contracts.runs import InvalidRunError, NodeSpec, parse_run, references
+from contracts.runs import InvalidRunError, NodeSpec, bounded, parse_run, references
 from contracts.schemas import schema_problems
 from contracts.tools import Catalog
 
@@ -33,7 +33,7 @@ class Admit:
             return Admission(problems=error.problems)
         problems = tool_problems(self._context.catalog, spec.nodes)
         if problems:
-            return Admission(problems=problems)
+            return Admission(problems=bounded(problems))
         names = dict.fromkeys(node.tool for node in spec.nodes)
         tools = {name: tool for name in names if (tool := self._context.catalog.get(name)) is not None}
         return Admission(tools={name: facts(tool, self._context.task_queue) for name, tool in tools.items()})

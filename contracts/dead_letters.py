@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, StrictBool, StrictInt, ValidationErr
 from contracts.base import Json, Model, UtcTime, problems_of, tell
 from contracts.canonical import json_problem, json_size
 from contracts.failures import AttemptRecord, Category, SideEffect
-from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, ApprovalGrant
+from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, ApprovalGrant, NodeId, RunId
 
 __all__ = [
     "DECISIONS",
@@ -204,8 +204,8 @@ class Eligibility(Model):
 class Entry(Model):
     """A dead letter's whole evidence: the answer of the ``entry`` query."""
 
-    run_id: str
-    node_id: str
+    run_id: RunId
+    node_id: NodeId
     operation_id: str
     idempotency_key: str
     logical_attempt: int

@@ -2,6 +2,9 @@
 
 from datetime import timedelta
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from contracts.base import Json, Model, UtcTime
 from contracts.canonical import content_hash
@@ -16,7 +19,7 @@ from contracts.dead_letters import (
 )
 from contracts.failures import AttemptRecord, Category, Code, SideEffect
 from contracts.identity import OperationId
-from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
+from contracts.runs import ApprovalGrant, NodeId, NodeResult, NodeState, NodeStatus, Revocation, RunId, Source
 
 __all__ = [
     "Admission",
@@ -97,8 +100,8 @@ class Approved(Model):
 class NodeInput(Model):
     """What a run starts a node with."""
 
-    run_id: str
-    node_id: str
+    run_id: RunId
+    node_id: NodeId
     tool: ToolFacts
     input: Json
     refusal: Refusal | None = None
@@ -129,7 +132,8 @@ class NodeReport(Model):
 class ReportTo(Model):
     """Asks a node or a dead letter that is already open to tell this workflow, too, how it ends."""
 
-    workflow_id: str
+    workflow_id: Annotated[str, Field(min_length=1, max_length=280)]
+    """As long as a run's or a node's can be; Temporal's own limit is 1000 bytes."""
 
 
 class Dispatch(Model):

@@ -21,6 +21,7 @@ __all__ = [
     "ApprovalGrant",
     "InvalidRunError",
     "MissingOutputError",
+    "NodeId",
     "NodeResult",
     "NodeSpec",
     "NodeState",
@@ -28,11 +29,13 @@ __all__ = [
     "OnDiscard",
     "Reference",
     "Revocation",
+    "RunId",
     "RunResult",
     "RunSpec",
     "RunState",
     "RunStatus",
     "Source",
+    "bounded",
     "parse_run",
     "references",
     "resolve",
@@ -44,6 +47,7 @@ MAX_OUTPUT_BYTES: Final = 1024 * 1024
 MAX_RUN_OUTPUT_BYTES: Final = 1024 * 1024
 
 _MAX_PROBLEMS: Final = 100
+_LONGEST_PROBLEM: Final = 500
 _MAX_NODES: Final = 20_000
 _MAX_CYCLES: Final = 10
 _REFERENCE_FIELDS: Final = frozenset(("$output", "pointer"))
@@ -105,6 +109,7 @@ def _check_traceparent(text: str) -> str:
     return text
 
 
+RunId = Annotated[str, _checked(problem_with_run_id)]
 NodeId = Annotated[str, _checked(problem_with_node_id)]
 ToolName = Annotated[str, _checked(problem_with_tool_name)]
 ShortText = Annotated[str, Field(min_length=1, max_length=500)]
@@ -201,11 +206,18 @@ class RunState(Model):
     blocked: list[str]
 
 
+def bounded(problems: list[str]) -> list[str]:
+    """The problems as they can travel: a hundred at most, each at most so long, and how many more there are."""
+    shown = [problem if len(problem) <= _LONGEST_PROBLEM else f"{problem[:_LONGEST_PROBLEM]}…" for problem in problems]
+    more = len(problems) - _MAX_PROBLEMS
+    return [*shown[:_MAX_PROBLEMS], f"(and {more} more problems)"] if more > 0 else shown
+
+
 class InvalidRunError(Exception):
     """The specification of a run is not usable; ``problems`` names every problem with its place."""
 
     def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = list(problems)
+        self.problems = bounded(list(problems))
         super().__init__("\n".join(self.problems))
 
 
@@ -292,8 +304,7 @@ def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
     if isinstance(nodes, list):
         problems += _graph_problems(nodes)
     if problems or parsed is None:
-        cut = len(problems) - _MAX_PROBLEMS
-        raise InvalidRunError([*problems[:_MAX_PROBLEMS], *([f"(and {cut} more problems)"] if cut > 0 else [])])
+        raise InvalidRunError(problems)
     return parsed
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
+from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -37,8 +38,15 @@ class _TolerantPayloadConverter(PydanticPayloadConverter):
             except (KeyError, RuntimeError, ValueError) as error:
                 if hint not in (None, Any):
                     raise
-                values.append(Unreadable(f"not JSON that can be read: {str(error)[:_LONGEST_REASON]}"))
+                values.append(Unreadable(f"not JSON that can be read: {_reason(error)}"))
         return values
+
+
+def _reason(error: Exception) -> str:
+    """Why, without the value: it may be secret."""
+    if isinstance(error, ValidationError):
+        return error.errors(include_url=False, include_input=False, include_context=False)[0]["msg"][:_LONGEST_REASON]
+    return "unknown encoding" if isinstance(error, KeyError) else type(error).__name__
 
 
 DATA_CONVERTER: Final = DataConverter(payload_converter_class=_TolerantPayloadConverter)

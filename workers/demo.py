@@ -1,4 +1,4 @@
-"""The demo's stage: a server, a worker, the sample tools, an order that meets every kind of trouble, and the check of it."""
+"""The demo's stage: a server, a worker, the sample tools, an order that meets all kinds of trouble, and its check."""
 
 import asyncio
 import logging
@@ -102,6 +102,7 @@ class Stage:
 
     @property
     def client(self) -> Client:
+        """The server's."""
         return self.server.client
 
     @property
@@ -137,14 +138,20 @@ class Stage:
         Raises:
             DemoError: the run ended, or something else than the charge needs a decision.
         """
-        while (state := await self.status()).status is RunStatus.RUNNING:
-            await asyncio.sleep(_AGAIN_SECONDS)
+        state = await self._stopped()
         if state.blocked != [PARKED]:
             raise DemoError(f"the run is {state.status}, blocked by {state.blocked}: it should wait for {PARKED} alone")
         while True:
             entry = Entry.model_validate(await self._entry().query("entry"))
             if entry.eligibility.redrivable or entry.eligibility.refusals:
                 return entry
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _stopped(self) -> RunState:
+        while True:
+            state = await self.status()
+            if state.status is not RunStatus.RUNNING:
+                return state
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def redrive(self) -> None:
@@ -218,7 +225,7 @@ async def stage(
             settings.tools.write_text(tools.catalog)
             with _logging_to(log):
                 async with (
-                    embedded_server(folder, port, ui_port) as server,
+                    embedded_server(folder, port, ui_port, log_level="never") as server,
                     running_worker(server.client, settings),
                 ):
                     yield Stage(server, tools, settings, log)
@@ -283,8 +290,8 @@ def shortfalls(reports: Sequence[NodeReport], calls: Sequence[SampleCall]) -> li
         if seen.get(node) != expected:
             found.append(f"{node}: (calls, source) is {seen.get(node)} instead of {expected}")
     limited = [call.at for call in calls if call.tool == "billing.invoice"]
-    if len(limited) > 1 and limited[1] - limited[0] < RETRY_AFTER_SECONDS:
-        found.append(f"invoice: called again after {limited[1] - limited[0]:.2f} s, {RETRY_AFTER_SECONDS} s were asked for")
+    if len(limited) > 1 and (waited := limited[1] - limited[0]) < RETRY_AFTER_SECONDS:
+        found.append(f"invoice: called again after {waited:.2f} s; its tool asked for {RETRY_AFTER_SECONDS} s")
     return found
 
 

@@ -5,7 +5,7 @@ Each tool's trouble is a rule, not a script, so that any number of runs may use 
 - ``inventory.reserve`` and ``mail.send`` simply work.
 - ``fraud.screen`` answers the first call of each key with 503.
 - ``billing.invoice`` answers the first call of each key with 429 and ``Retry-After``.
-- ``shipping.label`` acts, and then cuts the connection: its answer is always lost. It can be asked what became of a key.
+- ``shipping.label`` acts, then cuts the connection: its answer is lost, but it can be asked what became of a key.
 - ``payments.charge`` refuses what is above the card's limit with 403, until ``PUT /limit`` raises it.
 """
 
@@ -32,7 +32,7 @@ _PORT: Final = 7280
 _FIRST_LIMIT: Final = 1000
 _LARGEST_BODY: Final = 1024 * 1024
 
-_CATALOG: Final = Template('''\
+_CATALOG: Final = Template("""\
 # The tools of the demo, as Redrive is told of them. Their server is workers/sample_tools.py.
 
 [tools."inventory.reserve"]
@@ -67,7 +67,7 @@ input_schema = { type = "object", required = ["amount"], properties = { amount =
 [tools."mail.send"]
 url = "$base/mails"
 timeout = "5s"
-''')
+""")
 
 _TOOLS: Final[Mapping[str, str]] = {
     "/reservations": "inventory.reserve",
@@ -132,6 +132,7 @@ class SampleTools:
         self._notice = notice
         self._seen: Counter[tuple[str, str]] = Counter()
         self._effects: dict[tuple[str, str], list[Json]] = defaultdict(list)
+        self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
@@ -221,8 +222,20 @@ class SampleTools:
         finally:
             writer.transport.abort()
 
-    async def _close(self) -> None:
+    async def open(self) -> None:
+        """Begins to listen on the loopback interface, on port 7280 or, where that is taken, on a free one."""
+        try:
+            server = await asyncio.start_server(self._accept, _HOST, _PORT)
+        except OSError:
+            server = await asyncio.start_server(self._accept, _HOST, 0)
+        port: int = server.sockets[0].getsockname()[1]
+        self.url = f"http://{_HOST}:{port}"
+        self._server = server
+
+    async def close(self) -> None:
         """Hangs up on everybody."""
+        if self._server is not None:
+            self._server.close()
         for writer in self._open.values():
             writer.transport.abort()
         if self._open:
@@ -231,23 +244,17 @@ class SampleTools:
 
 @asynccontextmanager
 async def sample_tools(notice: Callable[[SampleCall], None] | None = None) -> AsyncGenerator[SampleTools]:
-    """Runs the tools on the loopback interface, on port 7280 or, where that is taken, on a free one.
+    """Runs the tools.
 
     Args:
         notice: Is told of every call.
     """
     tools = SampleTools(notice)
-    try:
-        server = await asyncio.start_server(tools._accept, _HOST, _PORT)
-    except OSError:
-        server = await asyncio.start_server(tools._accept, _HOST, 0)
-    port: int = server.sockets[0].getsockname()[1]
-    tools.url = f"http://{_HOST}:{port}"
+    await tools.open()
     try:
         yield tools
     finally:
-        server.close()
-        await tools._close()
+        await tools.close()
 
 
 async def _read(reader: asyncio.StreamReader) -> _Request | None:
