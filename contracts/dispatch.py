@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from contracts.base import Json, Model, UtcTime
 from contracts.canonical import content_hash
@@ -49,6 +49,9 @@ __all__ = [
     "ToolFacts",
     "Verdict",
 ]
+
+
+_MAX_WORKFLOW_ID: Final = 1000
 
 
 class ToolFacts(Model):
@@ -129,11 +132,16 @@ class NodeReport(Model):
     result: NodeResult | None = None
 
 
+def _within_temporals_limit(workflow_id: str) -> str:
+    if len(workflow_id.encode("utf-8", "surrogatepass")) > _MAX_WORKFLOW_ID:
+        raise ValueError(f"a workflow id has at most {_MAX_WORKFLOW_ID} bytes")
+    return workflow_id
+
+
 class ReportTo(Model):
     """Asks a node or a dead letter that is already open to tell this workflow, too, how it ends."""
 
-    workflow_id: Annotated[str, Field(min_length=1, max_length=280)]
-    """As long as a run's or a node's can be; Temporal's own limit is 1000 bytes."""
+    workflow_id: Annotated[str, Field(min_length=1), AfterValidator(_within_temporals_limit)]
 
 
 class Dispatch(Model):
