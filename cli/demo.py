@@ -179,9 +179,11 @@ class _Story:
             self._say(f"  {running.link(RUN_ID + suffix)}")
             self._say(f"    {what}", style="dim")
         if keep:
-            self._title("All of it stays up until Ctrl-C. For `redrive` in another terminal:")
+            self._title("All of it stays up until Ctrl-C. For another terminal:")
             for name, value in running.environment.items():
                 self._say(f"  export {name}={shlex.quote(value)}")
+            self._say(f"  curl -X PUT {running.tools.url}/limit -d 5000", end="")
+            self._say("   # raises the card's limit", style="dim")
 
     async def _stay(self) -> None:
         stop = asyncio.Event()
@@ -199,8 +201,8 @@ class _Story:
     def _title(self, text: str, style: str = "bold") -> None:
         self._say(f"\n{text}", style=style)
 
-    def _say(self, text: str, style: str = "") -> None:
-        self._screen.print(Text(text, style=style), soft_wrap=True)
+    def _say(self, text: str, style: str = "", end: str = "\n") -> None:
+        self._screen.print(Text(text, style=style), soft_wrap=True, end=end)
         # Whoever reads a pipe follows it live, too.
         sys.stdout.flush()
 

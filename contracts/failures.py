@@ -91,6 +91,7 @@ class Code(StrEnum):
     INPUT_MISMATCH = "input_mismatch"
     TOOL_MISSING = "tool_missing"
     TOOL_CHANGED = "tool_changed"
+    BY_HAND = "by_hand"
     APPROVAL_REQUIRED = "approval_required"
     APPROVAL_EXPIRED = "approval_expired"
     APPROVAL_REVOKED = "approval_revoked"

@@ -117,10 +117,9 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What another terminal needs to reach all of it."""
+        """What the command needs in another terminal."""
         return {
             "TEMPORAL_ADDRESS": self.server.address,
-            "REDRIVE_TOOLS": str(self.settings.tools),
             "REDRIVE_LEDGER": self.settings.ledger.get_secret_value(),
         }
 

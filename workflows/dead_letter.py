@@ -136,6 +136,8 @@ class DeadLetter:
             if self._outdated:
                 self._outdated = False
                 await self._check()
+                # The check may have found that there is nothing left to decide.
+                continue
             if not self._queue and workflow.info().is_continue_as_new_suggested():
                 return None
             try:

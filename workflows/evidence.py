@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.failures import Category, Code, clip_message
     from contracts.identity import OperationId
 
-__all__ = ["entry_of", "failure_of", "known_absent", "message_of", "with_remark"]
+__all__ = ["entry_of", "failure_of", "known_absent", "made_by_hand", "message_of", "with_remark"]
 
 
 def failure_of(error: ActivityError, evidence: Evidence, refused: Refusal | None) -> ErrorInfo:
@@ -35,6 +35,8 @@ def failure_of(error: ActivityError, evidence: Evidence, refused: Refusal | None
             return failure
         late = with_remark(failure, "the node's deadline has passed")
         return late.model_copy(update={"code": Code.DEADLINE_EXCEEDED})
+    if isinstance(cause, ApplicationError):
+        return _by_hand(evidence, f"the call was failed by hand: {cause.message}")
     last = evidence.attempts[-1] if evidence.attempts else None
     return ErrorInfo(
         category=last.category if last is not None and last.category is not None else Category.TRANSIENT,
@@ -90,6 +92,19 @@ def entry_of(
         decisions=merged(decisions, evidence.decisions),
         eligibility=Eligibility(redrivable=False, refusals=[], checked_at=evidence.at),
     )
+
+
+def made_by_hand(evidence: Evidence, _refused: Refusal | None) -> ErrorInfo:
+    """The failure of a call that a person has completed with something that is no result of it."""
+    return _by_hand(
+        evidence, "the call was completed by hand, with nothing that its entry could have answered; resolve it"
+    )
+
+
+def _by_hand(evidence: Evidence, message: str) -> ErrorInfo:
+    last = evidence.attempts[-1] if evidence.attempts else None
+    category = last.category if last is not None and last.category is not None else Category.UNKNOWN_SIDE_EFFECT
+    return ErrorInfo(category=category, code=Code.BY_HAND, message=clip_message(message))
 
 
 def message_of(error: ActivityError) -> str:

@@ -5,9 +5,11 @@ It calls one activity and knows nothing of HTTP: retries happen on the server, w
 
 import asyncio
 import functools
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+from pydantic import ValidationError
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
@@ -54,7 +56,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.identity import OperationId, dead_letter_workflow_id, node_workflow_id
     from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
     from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
-    from workflows.evidence import entry_of, failure_of, known_absent, message_of, with_remark
+    from workflows.evidence import entry_of, failure_of, known_absent, made_by_hand, message_of, with_remark
     from workflows.options import (
         CALL_RETRY,
         COMMIT_TIMEOUT,
@@ -90,7 +92,7 @@ class Node:
         self._logical_attempt = 1
         self._redrives = 0
         self._deadline = workflow.now()
-        self._call: workflow.ActivityHandle[CallResult] | None = None
+        self._call: workflow.ActivityHandle[Any] | None = None
         self._parked = False
         self._cancelling = False
         self._decisions: list[DecisionRecord] = []
@@ -130,15 +132,24 @@ class Node:
     async def _work(self) -> NodeResult:
         while True:
             try:
-                result = await self._perform()
+                result = self._read(await self._perform())
             except ActivityError as error:
-                outcome = await self._failed(error)
+                outcome = await self._failed(functools.partial(failure_of, error))
             else:
-                outcome = await self._answered(result)
+                outcome = await (self._answered(result) if result is not None else self._failed(made_by_hand))
             if outcome is not None:
                 return outcome
 
-    async def _perform(self) -> CallResult:
+    def _read(self, answer: Any) -> CallResult | None:
+        """The entry's answer; None for what somebody else has completed the activity with."""
+        try:
+            result = CallResult.model_validate(answer)
+        except ValidationError:
+            return None
+        theirs = result.operation_id.rpartition("/")[0]
+        return result if theirs == node_workflow_id(self._node.run_id, self._node.node_id) else None
+
+    async def _perform(self) -> Any:
         """One dispatch: the server retries it as the entry says, and this waits for the outcome."""
         self._call = workflow.start_activity(
             stubs.call_tool,
@@ -210,10 +221,10 @@ class Node:
             source=source,
         )
 
-    async def _failed(self, error: ActivityError) -> NodeResult | None:
+    async def _failed(self, reading: Callable[[Evidence, Refusal | None], ErrorInfo]) -> NodeResult | None:
         """The call has failed for good: reconcile what is uncertain, then hand over to a person; None: go on."""
         evidence = await self._gather()
-        failure = failure_of(error, evidence, self._refused())
+        failure = reading(evidence, self._refused())
         if evidence.side_effect is not SideEffect.NONE and self._tool.askable:
             answer = await self._reconcile()
             if answer.verdict is Verdict.COMMITTED and answer.usable:

@@ -14,8 +14,8 @@ from tests.faults.lookup import last_failure, operation, pending_call
 from tests.lab import Bench
 from tests.waiting import eventually
 
-_LONGER_THAN_A_HEARTBEAT_TIMEOUT = 22.0
-_IN_FLIGHT = 6
+_LONGER_THAN_A_HEARTBEAT_TIMEOUT = 19.0
+_IN_FLIGHT = 4
 """So many that their renewals, one after the other, take longer than a heartbeat may."""
 
 

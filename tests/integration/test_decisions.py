@@ -421,19 +421,21 @@ async def test_an_entry_that_has_been_sent_too_much_continues_as_new_with_all_it
         await bench.tools.wait_for(webhook, calls=1)
         entry = bench.dead_letter(run, "pay")
         execution = (await entry.describe()).run_id
-        for number in range(5):  # a suggestion comes with 4 MiB of history
+        for number in range(8):  # a suggestion comes with 4 MiB of history
             payload = {"decided_by": "b", "decision_id": f"long-{number}", "reason": "x" * 1_000_000}
             await entry.signal("discard", payload)
 
         async def continued() -> bool:
-            return (await entry.describe()).run_id != execution
+            kept = len((await bench.entry(run, "pay")).decisions)
+            return (await entry.describe()).run_id != execution and kept == 8
 
         await eventually(continued, "the entry to continue as new")
         after = await bench.entry(run, "pay")
         assert [(record.decision_id, record.outcome) for record in after.decisions] == [
-            (f"long-{number}", "REJECTED") for number in range(5)
+            (f"long-{number}", "REJECTED") for number in range(8)
         ]
-        assert after.model_copy(update={"decisions": []}) == before
+        # It checks anew when it begins anew; all else is as it was.
+        assert after.model_copy(update={"decisions": [], "eligibility": before.eligibility}) == before
         assert (await bench.decide(run, "pay", "redrive")).outcome == "ACCEPTED"
         assert (await run.result())["status"] == "SUCCEEDED"
         assert len(await bench.tools.calls(webhook)) == 1

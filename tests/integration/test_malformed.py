@@ -287,7 +287,7 @@ GARBAGE: Sequence[tuple[tuple[str, ...], tuple[str, ...]]] = [
 
 async def test_garbage_sent_to_a_run_and_its_nodes_changes_nothing(bench: Bench, cli: TemporalCli) -> None:
     """Every signal that they know, and some that they do not."""
-    await bench.tool("pay", [{"gate": f"{bench.name}-gate"}])
+    await bench.tool("pay", [{"gate": f"{bench.name}-gate"}], timeout="10m")
     approval = {"id": "apr-1", "granted_by": "alice"}
     signals = {
         "{}": ("revoke_approval", "node_changed", "node_ended", "nobody knows"),
@@ -304,7 +304,7 @@ async def test_garbage_sent_to_a_run_and_its_nodes_changes_nothing(bench: Bench,
             send(whose.format(run.id), name, inputs, more)
             for whose, names in signals.items()
             for name in names
-            for inputs, more in GARBAGE
+            for inputs, more in (GARBAGE[:3] if name == "nobody knows" else GARBAGE)
         )
         unknown = await cli.run("workflow", "query", "--workflow-id", run.id, "--type", "nope")
         assert (unknown.code, "nope" in unknown.errors) == (1, True)
