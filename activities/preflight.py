@@ -80,7 +80,7 @@ class Preflight:
         )
 
     async def _node_waits(self, request: PreflightRequest, node: NodeView | None) -> bool:
-        if node is not None and (node.end is not None or node.redrives != request.redrives):
+        if node is not None and (node.end is not None or node.redrives > request.redrives):
             return False
         return await self._lifecycle(node_workflow_id(request.run_id, request.node_id)) is Lifecycle.OPEN
 

@@ -358,7 +358,12 @@ class Tool(Model):
     @property
     def fingerprint(self) -> str:
         """The hash of what changes what a call means; comments, order, limits and secrets' values do not."""
-        return content_hash(self.model_dump(mode="json", include=_FINGERPRINTED))
+        meaning = self.model_dump(mode="json", include=_FINGERPRINTED)
+        if self.reconcile is not None:
+            # The order of these means nothing.
+            statuses = {"committed": sorted(self.reconcile.committed), "absent": sorted(self.reconcile.absent)}
+            meaning["reconcile"] |= statuses
+        return content_hash(meaning)
 
 
 _FINGERPRINTED: Final = {

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 # Before any worker runs: pytest's own late import of it can meet another thread's parser.
-import hypothesis  # noqa: F401
+import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import pytest
 
 from tests.lab import Bench

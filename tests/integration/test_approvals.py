@@ -152,7 +152,7 @@ async def test_what_is_in_flight_when_its_approval_is_revoked_counts(bench: Benc
 
 
 async def test_an_approval_that_ends_while_a_person_is_waited_for_is_shown_and_stands_in_the_way(bench: Bench) -> None:
-    await bench.tool("expires", [{"status": 403}, {}])
+    await bench.tool("expires", [{"status": 403}])
     await bench.tool("revoked", [{"status": 403}, {}])
     async with bench.worker():
         short = approval("short", seconds=3)
@@ -162,6 +162,8 @@ async def test_an_approval_that_ends_while_a_person_is_waited_for_is_shown_and_s
         }
         for run in cases.values():
             await bench.parked(run, "pay")
+        # However late the first call was: the next one works.
+        await bench.tools.script(bench.unique("expires"), [{}])
         await revoke(cases["APPROVAL_REVOKED"])
 
         async def shown() -> bool:

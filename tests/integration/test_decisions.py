@@ -195,7 +195,7 @@ async def test_asking_the_tool_again_settles_what_it_can_and_leaves_the_rest_ope
     }
     for name, (steps, _) in tools.items():
         # "Absent" is not believed before the timeout is over.
-        await bench.tool(name, steps, reconcile=True, timeout="3s", **ASK_ONCE)
+        await bench.tool(name, steps, reconcile=True, **ASK_ONCE)
         await bench.tools.reconcile_script(bench.unique(name), [{"status": 503}])
     await bench.tool("dumb", [{"status": 500}])
     runs: dict[str, Run] = {}

@@ -10,7 +10,7 @@ import socket
 import sys
 import tomllib
 import urllib.request
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +56,6 @@ class Process:
 @asynccontextmanager
 async def started(folder: Path, *arguments: str, **environment: str) -> AsyncGenerator[Process]:
     """Starts Python with these arguments; killed at the end, if it still runs."""
-    folder.mkdir(exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "TEMPORAL_"))}
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = await asyncio.create_subprocess_exec(
@@ -132,11 +131,15 @@ async def test_it_finds_other_ports_shows_its_way_and_leaves_nothing_behind(tmp_
             for link in links:
                 assert ":8233/" not in link
                 assert await asyncio.to_thread(status_of, link) == 200
-            assert list(tmp_path.glob("redrive-demo-*"))
+            assert kept_in(tmp_path)
             demo.process.send_signal(signal.SIGINT)
             assert await demo.process.wait() == 0, demo.err
-    assert not list(tmp_path.glob("redrive-demo-*"))
+    assert not kept_in(tmp_path)
     assert "Traceback" not in demo.err
+
+
+def kept_in(folder: Path) -> list[Path]:
+    return list(folder.glob("redrive-demo-*"))
 
 
 def status_of(url: str) -> int:
@@ -224,9 +227,7 @@ def calls(*more: SampleCall, second_invoice_at: float = 12.0) -> list[SampleCall
         (reports(), calls(second_invoice_at=11.5), "invoice: called again after 1.50 s"),
     ],
 )
-def test_what_is_not_as_promised_is_found(
-    nodes: Sequence[NodeReport], seen: Sequence[SampleCall], problem: str
-) -> None:
+def test_a_broken_promise_is_found(nodes: list[NodeReport], seen: list[SampleCall], problem: str) -> None:
     assert [found[: len(problem)] for found in shortfalls(nodes, seen)] == [problem]
 
 
