@@ -121,7 +121,7 @@ class HttpClients:
                     Code.RESULT_UNUSABLE,
                     f"HTTP {head.status}, but its body is larger than max_response_bytes ({tool.max_response_bytes})",
                 )
-                return _with_problem(head, problem, self._excerpt(content))
+                return _with_problem(head, problem, self._excerpt(content, cut=True))
         excerpt = self._excerpt(content)
         if not content:
             return _with_body(head, None, "")
@@ -131,9 +131,11 @@ class HttpClients:
             problem = BodyProblem(Code.RESULT_LOST, f"HTTP {head.status}, but its body is not JSON: {error}")
             return _with_problem(head, problem, excerpt)
 
-    def _excerpt(self, content: bytes | bytearray) -> str:
-        # Redacted before it is cut, so that no half of a secret is left at its end.
+    def _excerpt(self, content: bytes | bytearray, cut: bool = False) -> str:
+        # Redacted before it is shortened; what was cut before may end in the first half of a secret, in any spelling.
         text = self._secrets.redact(bytes(content[: 64 * _EXCERPT]).decode("utf-8", "replace"))
+        if cut or len(content) > 64 * _EXCERPT:
+            text = text[: -6 * self._secrets.longest or None]
         return " ".join(text.split())[:_EXCERPT]
 
     def _client(self, tool: Tool) -> httpx.AsyncClient:

@@ -18,6 +18,8 @@ class Secrets:
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
+        self.longest = max(map(len, values.values()), default=0)
+        """The length of the longest secret."""
         longest_first = sorted(set(values.values()), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(_any_spelling, longest_first)) or r"(?!)")
 

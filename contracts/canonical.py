@@ -37,20 +37,20 @@ MAX_DEPTH: Final = 100
 _MAX_INTEGER: Final = 10**1000
 
 
-def json_problem(value: Json) -> str | None:
-    """Why a value that was read as JSON cannot travel on, or None.
+def json_problem(value: Json, depth: int = MAX_DEPTH) -> str | None:
+    """Why a value that was read as JSON cannot travel on, or None; ``depth`` is how deep it may be nested.
 
     JSON texts can say more than every reader of them can carry: numbers beyond a double (read as infinity), surrogates
     without their pair, bottomless nesting. Without recursion, since that is what it protects.
     """
     level: list[Json] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(depth + 1):
         if problem := next(filter(None, map(_scalar_problem, level)), None):
             return problem
         level = [child for item in level if isinstance(item, dict | list) for child in _children(item)]
         if not level:
             return None
-    return f"it is nested deeper than {MAX_DEPTH} levels"
+    return f"it is nested deeper than {depth} levels"
 
 
 def same_json(one: Json, other: Json) -> bool:

@@ -53,7 +53,9 @@ async def running_worker(client: Client, settings: Settings) -> AsyncGenerator[N
         TemporalUnavailableError: the namespace lacks the search attributes and they cannot be added from here.
     """
     # httpx logs every URL it calls; the webhook's is a secret, and a tool's may hold what an input held.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # httpcore logs every header at DEBUG, those with secrets too.
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     catalog = load_catalog(settings.tools)
     secrets = Secrets.read(catalog, os.environ)
     async with AsyncExitStack() as stack:

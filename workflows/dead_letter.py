@@ -83,26 +83,31 @@ class _Pending:
 class DeadLetter:
     """A dead letter; see ``CONTRACT.md`` for its query and its decisions."""
 
-    def __init__(self) -> None:
-        self._start: DeadLetterInput
-        self._entry: Entry
+    @workflow.init
+    def __init__(self, *payloads: Any) -> None:
+        # Read before any handler runs: signals may come before the first workflow task, and are re-applied by a reset.
+        self._bad_start: ApplicationError | None = None
+        try:
+            self._start = read_one(DeadLetterInput, payloads, "InvalidDeadLetter")
+        except ApplicationError as error:
+            self._bad_start = error
+            return
+        self._entry = self._start.entry
         # What its node has started it with.
         self._shown = EntryStatus.AWAITING_DECISION
         self._queue: deque[_Pending] = deque()
         self._result: DeadLetterResult | None = None
-        self._revoked: list[str] = []
-        self._node_gone = False
-        self._outdated = True
-        self._obsolete_at: datetime | None = None
-        self._report_to: list[str] = []
-
-    @workflow.run
-    async def run(self, *payloads: Any) -> DeadLetterResult:
-        """Waits for a decision, and ends with it."""
-        self._start = read_one(DeadLetterInput, payloads, "InvalidDeadLetter")
-        self._entry = self._start.entry
         self._revoked = list(self._start.revoked)
         self._node_gone = self._start.node_gone
+        self._outdated = True
+        self._obsolete_at: datetime | None = None
+        self._report_to: dict[str, None] = {}
+
+    @workflow.run
+    async def run(self, *_payloads: Any) -> DeadLetterResult:
+        """Waits for a decision, and ends with it."""
+        if self._bad_start is not None:
+            raise self._bad_start
         alert = None if self._start.announced else asyncio.create_task(self._announce())
         work = asyncio.create_task(self._serve())
         while not work.done():
@@ -160,6 +165,8 @@ class DeadLetter:
     @workflow.query
     def entry(self) -> Entry:
         """The whole evidence."""
+        if self._bad_start is not None:
+            raise self._bad_start
         return self._entry
 
     @workflow.signal(
@@ -254,7 +261,7 @@ class DeadLetter:
     def revoke_approval(self, *payloads: Any) -> None:
         """The run says that an approval was revoked."""
         revocation = read_signal(Revocation, payloads)
-        if revocation is not None and revocation.approval_id not in self._revoked:
+        if self._bad_start is None and revocation is not None and revocation.approval_id not in self._revoked:
             self._revoked.append(revocation.approval_id)
             self._outdated = True
 
@@ -262,10 +269,12 @@ class DeadLetter:
     def report_to(self, *payloads: Any) -> None:
         """A node that did not open this wants to hear the decision."""
         asked = read_signal(ReportTo, payloads)
-        if asked is not None:
-            self._report_to.append(asked.workflow_id)
+        if asked is not None and self._bad_start is None:
+            self._report_to[asked.workflow_id] = None
 
     def _signalled(self, action: Action, payloads: tuple[Any, ...]) -> None:
+        if self._bad_start is not None:
+            return
         try:
             decision = parse_decision(action, list(payloads))
         except MalformedDecisionError as error:
@@ -278,6 +287,8 @@ class DeadLetter:
             self._queue.append(pending)
 
     async def _updated(self, action: Action, payloads: tuple[Any, ...]) -> DecisionRecord:
+        if self._bad_start is not None:
+            raise self._bad_start
         decision = parse_decision(action, list(payloads))
         pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
         if self._result is not None:
@@ -288,6 +299,8 @@ class DeadLetter:
         return pending.record
 
     def _reject(self, action: str, payloads: tuple[Any, ...], reason: str) -> None:
+        if self._bad_start is not None:
+            return
         said = payloads[0] if payloads and isinstance(payloads[0], dict) else {}
         by, decision_id = said.get("decided_by"), said.get("decision_id")
         self._keep(
@@ -560,7 +573,8 @@ class DeadLetter:
     async def _report(self, result: DeadLetterResult) -> None:
         while self._report_to:
             try:
-                await workflow.get_external_workflow_handle(self._report_to.pop()).signal("dead_letter_settled", result)
+                node = workflow.get_external_workflow_handle(self._report_to.popitem()[0])
+                await node.signal("dead_letter_settled", result)
             except FailureError:
                 workflow.logger.info("the node that asked is closed: nobody to tell")
 

@@ -4,6 +4,7 @@ It calls one activity and knows nothing of HTTP: retries happen on the server, w
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,8 +18,10 @@ from temporalio.exceptions import (
     ApplicationError,
     ChildWorkflowError,
     FailureError,
+    TerminatedError,
     WorkflowAlreadyStartedError,
 )
+from temporalio.exceptions import TimeoutError as WorkflowTimeoutError
 from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
@@ -58,9 +61,11 @@ with workflow.unsafe.imports_passed_through():
     from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
     from workflows.evidence import entry_of, failure_of, known_absent, made_by_hand, message_of, with_remark
     from workflows.options import (
+        ASK_AGAIN,
         CALL_RETRY,
         COMMIT_TIMEOUT,
         HEARTBEAT_TIMEOUT,
+        LONGEST_PATIENCE,
         MARGIN,
         NODE_CANCELLED,
         NODE_DISCARDED,
@@ -97,7 +102,8 @@ class Node:
         self._cancelling = False
         self._decisions: list[DecisionRecord] = []
         self._revoked: dict[str, Revocation] = {}
-        self._report_to: list[str] = []
+        self._report_to: dict[str, None] = {}
+        self._told: NodeChange | None = None
         self._settled: DeadLetterResult | None = None
         self._troubled = False
 
@@ -131,6 +137,8 @@ class Node:
 
     async def _work(self) -> NodeResult:
         while True:
+            if self._cancelling:
+                return await self._settle_cancelled()
             try:
                 result = self._read(await self._perform())
             except ActivityError as error:
@@ -177,8 +185,6 @@ class Node:
             cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=f"{self._tool.name} {self._operation}",
         )
-        if self._cancelling:
-            self._call.cancel()
         try:
             return await self._call
         finally:
@@ -240,7 +246,7 @@ class Node:
             raise _ended(NODE_CANCELLED, "the run was cancelled")
         return await self._hand_over(failure, evidence)
 
-    async def _settle_cancelled(self) -> NodeResult | None:
+    async def _settle_cancelled(self) -> NodeResult:
         """The ledger says that the node was cancelled; what it may have done is settled all the same."""
         self._cancelling = True
         evidence = await self._gather()
@@ -258,7 +264,10 @@ class Node:
                 return self._reconciled(answer)
             if answer.verdict is Verdict.ABSENT:
                 raise _ended(NODE_CANCELLED, "the node was cancelled; its tool says that nothing happened")
-        return await self._hand_over(failure, evidence)
+        settled = await self._hand_over(failure, evidence)
+        if settled is None:
+            raise _ended(NODE_CANCELLED, "the node was cancelled before it was sent again")
+        return settled
 
     def _reconciled(self, answer: ReconcileAnswer) -> NodeResult:
         result = CallResult(operation_id=str(self._operation), attempt_count=answer.attempt_count)
@@ -345,8 +354,9 @@ class Node:
 
     async def _decision(self, entry: Entry, attempt_count: int) -> DeadLetterResult | None:
         """The decision on a dead letter; None if the node was cancelled before there was one."""
+        patience = ASK_AGAIN
+        self._settled = None
         while True:
-            self._settled = None
             try:
                 child: DeadLetterHandle | None = await self._open_dead_letter(entry)
             except WorkflowAlreadyStartedError:
@@ -354,20 +364,34 @@ class Node:
                 if not await self._attach():
                     continue
             self._parked = True
-            reason = f"{entry.error.category} {entry.error.code}: {entry.error.message[:_SHOWN]}"
-            await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
-            await workflow.wait_condition(functools.partial(self._goes_on, child))
+            if patience == ASK_AGAIN:
+                reason = f"{entry.error.category} {entry.error.code}: {entry.error.message[:_SHOWN]}"
+                await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(
+                    functools.partial(self._goes_on, child),
+                    timeout=patience if child is None else None,
+                    timeout_summary="is the dead letter still there?",
+                )
             self._parked = False
             if self._cancelling and not self._has_settled(child):
                 await self._leave()
                 return None
             if child is None:
-                return self._settled
+                if (settled := self._taken()) is not None:
+                    return settled
+                # Nobody is told of a dead letter that was terminated: it is asked again, or opened again.
+                patience = min(patience * 2, LONGEST_PATIENCE)
+                continue
             try:
                 return await child
-            except ChildWorkflowError:
-                # Terminated by an operator: nothing undecided ever ends that way, so it is opened again.
-                continue
+            except ChildWorkflowError as error:
+                # Ended by an operator: nothing undecided ever ends that way, so it is opened again.
+                if not isinstance(error.cause, TerminatedError | WorkflowTimeoutError):
+                    raise RuntimeError("a dead letter has failed by itself") from error
+
+    def _taken(self) -> DeadLetterResult | None:
+        return self._settled
 
     def _goes_on(self, child: DeadLetterHandle | None) -> bool:
         return self._cancelling or self._has_settled(child)
@@ -472,6 +496,10 @@ class Node:
             ),
             reason=reason,
         )
+        self._told = change
+        await self._tell_run(change)
+
+    async def _tell_run(self, change: NodeChange) -> None:
         try:
             await workflow.get_external_workflow_handle(self._node.run_id).signal("node_changed", change)
         except FailureError:
@@ -494,11 +522,14 @@ class Node:
                 workflow.logger.info("the dead letter had closed before the approval was revoked")
 
     @workflow.signal
-    def report_to(self, *payloads: Any) -> None:
-        """A run that did not start this node wants to hear how it ends."""
+    async def report_to(self, *payloads: Any) -> None:
+        """A run that did not start this node wants to hear how it ends, and whether a person is needed meanwhile."""
         asked = read_signal(ReportTo, payloads)
-        if asked is not None:
-            self._report_to.append(asked.workflow_id)
+        if asked is None:
+            return
+        self._report_to[asked.workflow_id] = None
+        if self._parked and self._told is not None:
+            await self._tell_run(self._told)
 
     @workflow.signal
     def dead_letter_settled(self, *payloads: Any) -> None:
@@ -515,7 +546,7 @@ class Node:
         report = NodeReport(node_id=self._node.node_id, status=status, result=result)
         while self._report_to:
             try:
-                await workflow.get_external_workflow_handle(self._report_to.pop()).signal("node_ended", report)
+                await workflow.get_external_workflow_handle(self._report_to.popitem()[0]).signal("node_ended", report)
             except FailureError:
                 workflow.logger.info("the run that asked is closed: nobody to tell")
 

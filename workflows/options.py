@@ -8,9 +8,11 @@ from temporalio.common import RetryPolicy
 from contracts.failures import TERMINAL_CATEGORIES
 
 __all__ = [
+    "ASK_AGAIN",
     "CALL_RETRY",
     "COMMIT_TIMEOUT",
     "HEARTBEAT_TIMEOUT",
+    "LONGEST_PATIENCE",
     "MARGIN",
     "NODE_CANCELLED",
     "NODE_DISCARDED",
@@ -22,6 +24,11 @@ __all__ = [
 NODE_CANCELLED: Final = "NodeCancelled"
 NODE_DISCARDED: Final = "NodeDiscarded"
 """Error types of nodes that ended without a result."""
+
+ASK_AGAIN: Final = timedelta(minutes=10)
+LONGEST_PATIENCE: Final = timedelta(days=1)
+"""How long one waits for a workflow that was found open before asking again (it may have been terminated), and the
+longest that this becomes, doubling: a history must not fill up with questions."""
 
 MARGIN: Final = timedelta(seconds=60)
 """What an activity has beyond its tool's timeout: to claim, and to keep an answer until the ledger takes it."""

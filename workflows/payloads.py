@@ -12,9 +12,12 @@ from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from contracts.base import Model, problems_of, tell
-    from contracts.canonical import json_problem
+    from contracts.canonical import MAX_DEPTH, json_problem
 
 __all__ = ["read_one", "read_signal"]
+
+_OUR_OWN_LEVELS = 10
+"""What our own messages add around a value that is as deep as it may be."""
 
 _M = TypeVar("_M", bound=Model)
 
@@ -28,7 +31,7 @@ def read_one(kind: type[_M], payloads: tuple[Any, ...], error_type: str) -> _M:
     problem: str
     if len(payloads) != 1:
         problem = f"takes one argument; {len(payloads)} were sent"
-    elif unreadable := json_problem(payloads[0]):
+    elif unreadable := json_problem(payloads[0], MAX_DEPTH + _OUR_OWN_LEVELS):
         problem = f"cannot be read: {unreadable}"
     elif not isinstance(payloads[0], dict):
         problem = f"takes a JSON object, not {tell(payloads[0])}"

@@ -1,6 +1,8 @@
 """``Run``: a graph of nodes, each a workflow of its own; what depends on what, how many at once, how it ends."""
 
 import asyncio
+import contextlib
+import functools
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
@@ -40,7 +42,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.attributes import RUN_ID, STATUS, TOOL
     from workflows.graph import Graph
-    from workflows.options import COMMIT_TIMEOUT, NODE_CANCELLED, PATIENT_RETRY
+    from workflows.options import ASK_AGAIN, COMMIT_TIMEOUT, LONGEST_PATIENCE, NODE_CANCELLED, PATIENT_RETRY
     from workflows.payloads import read_signal
 
 __all__ = ["Run"]
@@ -64,6 +66,7 @@ class Run:
         self._status = RunStatus.RUNNING
         self._children: dict[str, NodeHandle] = {}
         self._reports: dict[str, NodeReport] = {}
+        self._attached: set[str] = set()
         self._reasons: dict[str, str] = {}
         self._revoked: dict[str, Revocation] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -230,16 +233,32 @@ class Run:
         return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=await child)
 
     async def _attach(self, name: str) -> NodeReport | None:
-        """Waits for a node that an earlier execution started; None if it closed before it could be asked."""
-        node = workflow.get_external_workflow_handle(node_workflow_id(self._run_id, name))
+        """Waits for a node that an earlier execution started; None if it has closed: it is to be started again."""
+        self._attached.add(name)
+        patience = ASK_AGAIN
         try:
-            await node.signal("report_to", ReportTo(workflow_id=self._run_id))
-            if self._cancelling:
-                await node.cancel()
+            while name not in self._reports:
+                # Asked again from time to time: nobody is told of a node that was terminated.
+                await self._node_workflow(name).signal("report_to", ReportTo(workflow_id=self._run_id))
+                for revocation in list(self._revoked.values()):
+                    await self._node_workflow(name).signal("revoke_approval", revocation)
+                if self._cancelling:
+                    await self._node_workflow(name).cancel()
+                with contextlib.suppress(TimeoutError):
+                    await workflow.wait_condition(
+                        functools.partial(self._reports.__contains__, name),
+                        timeout=patience,
+                        timeout_summary=f"is {name} still there?",
+                    )
+                patience = min(patience * 2, LONGEST_PATIENCE)
         except FailureError:
             return None
-        await workflow.wait_condition(lambda: name in self._reports)
+        finally:
+            self._attached.discard(name)
         return self._reports.pop(name)
+
+    def _node_workflow(self, name: str) -> workflow.ExternalWorkflowHandle[Any]:
+        return workflow.get_external_workflow_handle(node_workflow_id(self._run_id, name))
 
     async def _cancel(self) -> None:
         """Nothing new is sent; what is in flight is settled; then the run is over."""
@@ -255,6 +274,9 @@ class Run:
             )
         for child in self._children.values():
             child.cancel()
+        for name in sorted(self._attached):
+            with contextlib.suppress(FailureError):
+                await self._node_workflow(name).cancel()
         await workflow.wait_condition(lambda: not self._running)
         for name in self._graph.open_nodes():
             state = self._graph.state(name)
@@ -292,13 +314,12 @@ class Run:
             return
         self._revoked[revocation.approval_id] = revocation
         # To every node: by a redrive it may go on under another approval than the one it was specified with.
-        for name in list(self._children):
+        for name in [*self._children, *sorted(self._attached)]:
             await self._forward(name, revocation)
 
     async def _forward(self, name: str, revocation: Revocation) -> None:
         try:
-            node = workflow.get_external_workflow_handle(node_workflow_id(self._run_id, name))
-            await node.signal("revoke_approval", revocation)
+            await self._node_workflow(name).signal("revoke_approval", revocation)
         except FailureError:
             # The node has ended in the meantime; there is nothing left to revoke.
             workflow.logger.info("node %s had ended before its approval was revoked", name)

@@ -25,6 +25,8 @@ from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
 from workers.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for most of it, and a busy machine takes its time
+
 _NOTICED = timedelta(seconds=15)
 """The heartbeat timeout."""
 _SECONDS = timedelta(seconds=30)

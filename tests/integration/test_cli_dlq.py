@@ -13,7 +13,7 @@ from tests.lab import Bench
 from tests.waiting import eventually
 
 # Each command is a process that imports much: on a busy machine a test takes a while.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 Run = WorkflowHandle[Any, Any]
 

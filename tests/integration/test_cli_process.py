@@ -24,7 +24,7 @@ from workers.embedded import temporal_binary
 from workflows.attributes import SEARCH_ATTRIBUTES
 
 # Each command is a process that imports much: on a busy machine a test takes a while.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 RUN = json.dumps({"nodes": [{"id": "a", "tool": "ok"}]})
 

@@ -9,12 +9,12 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from tests.integration.cli_support import Redrive
+from tests.integration.cli_support import Ran, Redrive
 from tests.lab import Bench
 from tests.waiting import eventually
 
 # Each command is a process that imports much: on a busy machine a test takes a while.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 OK: Mapping[str, Any] = {"effect": "read"}
 
@@ -59,29 +59,31 @@ async def test_a_run_is_started_followed_and_shown(bench: Bench, redrive: Redriv
 
 
 async def test_starting_is_safe_to_repeat(bench: Bench, redrive: Redrive) -> None:
-    await bench.tool("ok", [{"gate": bench.unique("gate")}], **OK)
+    await bench.tool("pay", [{"status": 403}, {}])
     run_id = f"{bench.name}-again"
-    first = spec(node("a", input={"x": 1, "y": [1.5, "ü"]}))
-    reordered = '{"nodes":[{"input":{"y":[1.5,"\\u00fc"],"x":1},"tool":"ok","id":"a"}]}'
+    first = spec(node("a", "pay", input={"x": 1, "y": [1.5, "ü"]}))
+    reordered = '{"nodes":[{"input":{"y":[1.5,"\\u00fc"],"x":1},"tool":"pay","id":"a"}]}'
 
-    async def start(text: str, *more: str) -> Any:
-        return await redrive("run", "start", "-", "--id", run_id, "--json", *more, stdin=text)
+    async def start(text: str) -> Ran:
+        return await redrive("run", "start", "-", "--id", run_id, "--json", stdin=text)
 
     async with bench.worker():
         together = await asyncio.gather(*(start(first) for _ in range(4)))
         outcomes = [ran.ended(0).json["outcome"] for ran in together]
         assert sorted(outcomes) == ["ALREADY_RUNNING"] * 3 + ["STARTED"]
-        again, other = await asyncio.gather(start(reordered), start(spec(node("a", input={"x": 2}))))
+        again, other = await asyncio.gather(start(reordered), start(spec(node("a", "pay", input={"x": 2}))))
         assert again.ended(0).json["outcome"] == "ALREADY_RUNNING"
         assert "another specification" in other.ended(1).err
         assert other.out == ""
 
-        await bench.tools.open_gate(bench.unique("gate"))
-        await bench.client.get_workflow_handle(run_id).result()
-        again, other = await asyncio.gather(start(reordered), start(spec(node("b"))))
+        run = bench.client.get_workflow_handle(run_id)
+        await bench.parked(run, "a")
+        await bench.decide(run, "a", "redrive")
+        await run.result()
+        again, other = await asyncio.gather(start(reordered), start(spec(node("b", "pay"))))
         assert again.ended(0).json["outcome"] == "ALREADY_SUCCEEDED"
         assert "another specification" in other.ended(1).err
-    assert len(await bench.tools.calls(bench.unique("ok"))) == 1
+    assert len(await bench.tools.effects(bench.unique("pay"))) == 1
 
 
 async def test_a_run_that_did_not_succeed_is_started_again(bench: Bench, redrive: Redrive) -> None:

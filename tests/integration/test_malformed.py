@@ -176,7 +176,7 @@ def crowds(folder: Path) -> Iterable[Case]:
     long_name = "n" * 100_000
     nodes: dict[str, list[dict[str, Any]]] = {
         "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(20_000)],
-        "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(12_000)],
+        "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(8_000)],
         "long-cycles": [
             {"id": f"{long_name}{index}", "tool": "pay", "after": [f"{long_name}{(index + 1) % 4}"]}
             for index in range(4)
@@ -248,7 +248,11 @@ async def test_a_run_that_cannot_be_executed_fails_at_once_naming_every_problem(
             assert result["status"] == "SUCCEEDED"
 
     async with bench.worker():
-        await all_hold(check(case) for case in cases)
+        if table == "crowds":
+            for case in cases:
+                await check(case)
+        else:
+            await all_hold(check(case) for case in cases)
     # Nothing was executed but the good ones.
     good = sum(case.name in ("array", "cycle", "deep-250", "large") for case in cases)
     assert len(await bench.tools.calls(bench.unique("pay"))) == good

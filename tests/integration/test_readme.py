@@ -53,6 +53,10 @@ GOES_ON: Final = {
 """Commands that go on until they are stopped: free ports for them, and what they say when they are ready."""
 
 
+NOT_YET: Final = (RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)
+"""How a query fails that comes too early, or while the worker has too much to do."""
+
+
 def commands_of(page: Path) -> list[str]:
     """Every line of a page's sh blocks."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -143,7 +147,7 @@ class Reader:
                     await client.get_workflow_handle(f"{run_id}/charge/dead-letter").query("entry")
                 )
             except RPCError as error:
-                if error.status is RPCStatusCode.NOT_FOUND:
+                if error.status in NOT_YET:
                     return False
                 raise
             return entry.eligibility.redrivable
@@ -155,7 +159,7 @@ def new_reader(folder: Path, environment: Mapping[str, str] | None = None) -> Re
     copytree(ROOT / "examples", folder / "examples", ignore=lambda *_: {"__pycache__"})
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("REDRIVE_", "TEMPORAL_"))}
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return Reader(folder, {**inherited, "PATH": path, "TMPDIR": str(folder), **(environment or {})})
+    return Reader(folder, {**inherited, **(environment or {}), "PATH": path, "TMPDIR": str(folder)})
 
 
 @asynccontextmanager

@@ -88,7 +88,11 @@ async def test_every_stub_has_an_implementation_of_the_same_name_and_types(bench
     for name in stubs.__all__:
         stub = getattr(stubs, name)
         assert _name(stub) == name
-        assert _types(registered[name]) == _types(stub), name
+        given, answer = _types(stub)
+        taken, answered = _types(registered[name])
+        assert given == taken, name
+        # `Any`: the workflow reads the answer itself.
+        assert answer in (answered, Any), name
 
 
 async def test_a_tool_with_a_rate_is_called_on_a_queue_of_its_own_that_the_server_paces(bench: Bench) -> None:
