@@ -238,7 +238,7 @@ async def test_every_command_on_a_pending_call_works(bench: Bench, tmp_path: Pat
     address = bench.client.service_client.config.target_host
     reader = new_reader(tmp_path, bench.environment(address))
     lines = [line for line in commands_of(OPERATING) if "order-41" in line]
-    assert [line.split()[2] for line in lines] == ["describe", "pause", "unpause", "reset", "fail"]
+    assert [line.split()[2] for line in lines] == ["describe", "pause", "unpause", "reset", "update-options"]
     async with bench.worker():
         run = await bench.start({"id": "charge", "tool": "payments.charge", "input": {}}, run_id="order-41")
         await eventually(lambda: pending_with_failure(bench, "order-41/charge"), "a call that waits")
