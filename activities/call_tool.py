@@ -343,7 +343,12 @@ class _Entry:
     def _moved(self, stale: Stale, tool: Tool | None) -> CallResult:
         if stale.current is None:
             raise ApplicationError(
-                "a newer delivery, a decision or a cancel has overtaken this one", type="Stale", non_retryable=True
+                "a newer delivery, a decision or a cancel has overtaken this one",
+                type="Stale",
+                # Nobody listens to a delivery that really is stale. One that only looks so, because two of the server's
+                # clocks differ by a little, is scheduled anew by this, and then is not.
+                next_retry_delay=timedelta(seconds=1),
+                category=ApplicationErrorCategory.BENIGN,
             )
         return CallResult(
             operation_id=str(self._operation),

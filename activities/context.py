@@ -15,7 +15,7 @@ from activities.secrets import Secrets
 from contracts.dead_letters import Delivery
 from contracts.dispatch import ToolFacts
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, POLICIES, Category
-from contracts.tools import Approval, Catalog, Tool
+from contracts.tools import Catalog, Tool
 
 __all__ = ["WORKER", "Context", "attempt_budgets", "delivery", "facts", "queue_of", "unique_owner"]
 
@@ -43,7 +43,6 @@ def facts(tool: Tool, task_queue: str) -> ToolFacts:
         timeout=tool.timeout,
         absent_after=tool.absent_after,
         task_queue=queue_of(tool, task_queue),
-        approval_required=tool.approval is Approval.REQUIRED,
         askable=tool.reconcile is not None,
     )
 

@@ -9,6 +9,7 @@ from activities.context import Context
 from contracts.dead_letters import MAX_ATTEMPTS_SHOWN
 from contracts.dispatch import Evidence, EvidenceRequest
 from contracts.failures import SideEffect
+from contracts.tools import Effect
 
 __all__ = ["GatherEvidence"]
 
@@ -21,14 +22,17 @@ class GatherEvidence:
 
     @activity.defn(name="gather_evidence")
     async def gather_evidence(self, request: EvidenceRequest) -> Evidence:
-        """Reads it; a node that the ledger does not know has no attempts, and nothing was sent for it."""
+        """Reads it; for a node without attempts nothing was sent, unless an earlier ledger was lost."""
         node = await self._context.ledger.node(request.run_id, request.node_id)
         attempts = node.attempts if node is not None else []
+        side_effect = node.side_effect if node is not None else SideEffect.NONE
+        if not attempts and await self._forgotten(request):
+            side_effect = SideEffect.POSSIBLE
         return Evidence(
             attempts=attempts[-MAX_ATTEMPTS_SHOWN:],
             attempts_omitted=max(0, len(attempts) - MAX_ATTEMPTS_SHOWN),
             attempt_count=len(attempts),
-            side_effect=node.side_effect if node is not None else SideEffect.NONE,
+            side_effect=side_effect,
             delivery=node.delivery if node is not None else None,
             decisions=node.decisions if node is not None else [],
             redrives=node.redrives if node is not None else 0,
@@ -36,3 +40,9 @@ class GatherEvidence:
             redrive_version=version("redrive"),
             temporalio_version=version("temporalio"),
         )
+
+    async def _forgotten(self, request: EvidenceRequest) -> bool:
+        """Whether an earlier ledger, lost since, may have known of calls that can have had an effect."""
+        tool = self._context.catalog.get(request.tool)
+        reads = tool is not None and tool.effect is Effect.READ
+        return not reads and request.node_started_at < await self._context.ledger.born_at()

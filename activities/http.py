@@ -108,7 +108,9 @@ class HttpClients:
                 raise call.timed_out(tool.timeout) from error
             if answer is None:
                 raise
-            problem = BodyProblem(Code.RESULT_LOST, f"HTTP {answer.status}, but its body was lost: {_reason(error)}")
+            problem = BodyProblem(
+                Code.RESULT_LOST, f"HTTP {answer.status}, but its body was lost: {self._secrets.redact(_reason(error))}"
+            )
             return _with_problem(answer, problem)
         return answer
 

@@ -67,12 +67,12 @@ class Preflight:
             refusals=refusals(request, present),
             side_effect=present.side_effect,
             run_gone=present.run is Lifecycle.CLOSED,
-            node_waits=present.node_waits,
             tool=facts(tool, self._context.task_queue) if tool is not None else None,
             approval=approval_after(request, tool),
             output_problems=(
                 schema_problems(tool.output_schema, request.resolution, "output") if request.resolves and tool else []
             ),
+            redrives=node.redrives if node is not None else 0,
             ended=node.end if node is not None else None,
             output=node.output if node is not None else None,
             source=node.source if node is not None else None,

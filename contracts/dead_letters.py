@@ -38,6 +38,7 @@ __all__ = [
     "Runtime",
     "ToolRef",
     "failure_fingerprint",
+    "kept",
     "merged",
     "parse_decision",
 ]
@@ -45,6 +46,7 @@ __all__ = [
 MAX_ATTEMPTS_SHOWN: Final = 200
 MAX_DECISIONS_SHOWN: Final = 200
 """The newest; the ledger has every accepted one."""
+_MAX_DECISION_BYTES: Final = 256 * 1024
 
 _VARIABLE_PART: Final = re.compile(r"[\w:.+-]*\d[\w:.+-]*")
 
@@ -350,7 +352,19 @@ def failure_fingerprint(tool: str, error: ErrorInfo) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def kept(records: list[DecisionRecord]) -> list[DecisionRecord]:
+    """The newest decisions, as many as a dead letter carries: two hundred, and 256 KiB."""
+    size = 0
+    newest: list[DecisionRecord] = []
+    for record in reversed(records[-MAX_DECISIONS_SHOWN:]):
+        size += len(record.model_dump_json().encode())
+        if size > _MAX_DECISION_BYTES:
+            break
+        newest.append(record)
+    return newest[::-1]
+
+
 def merged(records: list[DecisionRecord], more: list[DecisionRecord]) -> list[DecisionRecord]:
-    """Both lists, each decision once, the newest of them last and no more than a dead letter shows."""
+    """Both lists, each decision once, the newest of them last and no more than a dead letter carries."""
     by_id = {record.decision_id: record for record in [*more, *records]}
-    return sorted(by_id.values(), key=lambda record: record.at)[-MAX_DECISIONS_SHOWN:]
+    return kept(sorted(by_id.values(), key=lambda record: record.at))

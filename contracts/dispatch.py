@@ -63,7 +63,6 @@ class ToolFacts(Model):
     timeout: timedelta
     absent_after: timedelta
     task_queue: str
-    approval_required: bool
     askable: bool
     """Whether it has a reconcile URL."""
 
@@ -269,7 +268,7 @@ class EvidenceRequest(Model):
 
     run_id: str
     node_id: str
-    logical_attempt: int
+    node_started_at: UtcTime
     tool: str
 
 
@@ -341,11 +340,12 @@ class PreflightAnswer(Model):
     refusals: list[RefusalCode]
     side_effect: SideEffect
     run_gone: bool
-    node_waits: bool
     tool: ToolFacts | None = None
     approval: Approved | None = None
     """The approval that the redriven node would go on under."""
     output_problems: list[str] = []
+    redrives: int = 0
+    """As the ledger has it."""
     ended: NodeEnd | None = None
     """Set where the node has ended without this entry's decision: its answer came late, but it came."""
     output: Json = None

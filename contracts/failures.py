@@ -180,9 +180,9 @@ def operation_side_effect(unsettled: Sequence[SideEffect]) -> SideEffect:
     return max(unsettled, key=lambda effect: effect.severity, default=SideEffect.NONE)
 
 
-def clip_message(message: str) -> str:
-    """A message within the limit, cut at a character's boundary."""
+def clip_message(message: str, limit: int = MAX_MESSAGE_BYTES) -> str:
+    """A message within a limit in bytes, cut at a character's boundary."""
     encoded = message.encode("utf-8", "replace")
-    if len(encoded) <= MAX_MESSAGE_BYTES:
+    if len(encoded) <= limit:
         return encoded.decode()
-    return encoded[: MAX_MESSAGE_BYTES - 3].decode("utf-8", "ignore") + "…"
+    return encoded[: limit - 3].decode("utf-8", "ignore") + "…"

@@ -1,10 +1,10 @@
 """A run: its specification, the validation that names every problem with its place, its status and its result."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, StrictInt, ValidationError
 
@@ -19,6 +19,7 @@ __all__ = [
     "MAX_RUN_OUTPUT_BYTES",
     "MAX_SPEC_BYTES",
     "ApprovalGrant",
+    "InputTooLargeError",
     "InvalidRunError",
     "MissingOutputError",
     "NodeId",
@@ -48,7 +49,8 @@ MAX_RUN_OUTPUT_BYTES: Final = 1024 * 1024
 
 _MAX_PROBLEMS: Final = 100
 _LONGEST_PROBLEM: Final = 500
-_MAX_NODES: Final = 20_000
+_MAX_NODES: Final = 5_000
+"""A node costs its run about six events, and Temporal ends a history at 51,200."""
 _MAX_CYCLES: Final = 10
 _REFERENCE_FIELDS: Final = frozenset(("$output", "pointer"))
 _HUNDRED_YEARS: Final = 100 * 365 * 86400
@@ -94,7 +96,7 @@ class Source(StrEnum):
     """A person vouched for it."""
 
 
-def _checked(problem_with: Any) -> AfterValidator:
+def _checked(problem_with: Callable[[str], str | None]) -> AfterValidator:
     def check(text: str) -> str:
         problem = problem_with(text)
         if problem:
@@ -112,7 +114,7 @@ def _check_traceparent(text: str) -> str:
 RunId = Annotated[str, _checked(problem_with_run_id)]
 NodeId = Annotated[str, _checked(problem_with_node_id)]
 ToolName = Annotated[str, _checked(problem_with_tool_name)]
-ShortText = Annotated[str, Field(min_length=1, max_length=500)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ApprovalGrant(Model):
@@ -132,7 +134,7 @@ class Revocation(Model):
 
     approval_id: ShortText
     revoked_by: ShortText
-    reason: str = Field(default="", max_length=2000)
+    reason: str = Field(default="", max_length=200)
 
 
 class NodeSpec(Model):
@@ -221,6 +223,10 @@ class InvalidRunError(Exception):
         super().__init__("\n".join(self.problems))
 
 
+class InputTooLargeError(Exception):
+    """An input would be too large with all its references resolved."""
+
+
 class MissingOutputError(Exception):
     """A reference points at something that its node's output does not hold."""
 
@@ -258,13 +264,33 @@ def resolve(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]
 
     Raises:
         MissingOutputError: a pointer points at nothing.
+        InputTooLargeError: it is never built then.
     """
+    _check_size(value, outputs, discarded)
+    return _resolved(value, outputs, discarded)
+
+
+def _check_size(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]) -> None:
+    sizes: dict[tuple[str, str], int] = {}
+    total = json_size(value)
+    for reference in references(value):
+        if reference.node in discarded:
+            continue
+        key = (reference.node, reference.pointer)
+        if key not in sizes:
+            sizes[key] = json_size(_resolved({"$output": key[0], "pointer": key[1]}, outputs, discarded))
+        total += sizes[key]
+        if total > MAX_INPUT_BYTES + json_size(value):
+            raise InputTooLargeError(f"the resolved input has more than {MAX_INPUT_BYTES} bytes; that many are allowed")
+
+
+def _resolved(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]) -> Json:
     if isinstance(value, list):
-        return [resolve(item, outputs, discarded) for item in value]
+        return [_resolved(item, outputs, discarded) for item in value]
     if not isinstance(value, dict):
         return value
     if "$output" not in value:
-        return {key: resolve(item, outputs, discarded) for key, item in value.items()}
+        return {key: _resolved(item, outputs, discarded) for key, item in value.items()}
     node, pointer = str(value["$output"]), str(value.get("pointer", ""))
     if node in discarded:
         return None

@@ -1,7 +1,6 @@
 """The one place that builds a Temporal client and its data converter."""
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -32,7 +31,9 @@ class _TolerantPayloadConverter(PydanticPayloadConverter):
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         values: list[Any] = []
-        for payload, hint in zip_longest(payloads, type_hints or []):
+        hints: list[type | None] = [*(type_hints or [])]
+        for index, payload in enumerate(payloads):
+            hint = hints[index] if index < len(hints) else None
             try:
                 values += super().from_payloads([payload], [hint] if hint is not None else None)
             except (KeyError, RuntimeError, ValueError) as error:

@@ -24,7 +24,7 @@ from activities.ledger import open_ledger
 from activities.preflight import Preflight
 from activities.reconcile import ReconcileOperation
 from activities.secrets import Secrets
-from contracts.tools import Catalog, load_catalog
+from contracts.tools import Catalog, Tool, load_catalog
 from workers.client import register_search_attributes
 from workers.settings import Settings
 from workflows.dead_letter import DeadLetter
@@ -116,7 +116,7 @@ def _workers(client: Client, settings: Settings, context: Context) -> list[Worke
     return [main, *paced]
 
 
-def _rated(catalog: Catalog) -> list[Any]:
+def _rated(catalog: Catalog) -> list[Tool]:
     return [tool for tool in catalog.tools.values() if tool.rate_per_second is not None]
 
 

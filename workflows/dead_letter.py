@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from temporalio import workflow
@@ -14,7 +14,6 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
     from contracts.dead_letters import (
-        MAX_DECISIONS_SHOWN,
         REFUSALS,
         Action,
         Decision,
@@ -27,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
         RedriveDecision,
         RefusalCode,
         ResolveDecision,
+        kept,
         parse_decision,
     )
     from contracts.dispatch import (
@@ -43,7 +43,7 @@ with workflow.unsafe.imports_passed_through():
         ToolFacts,
         Verdict,
     )
-    from contracts.failures import SideEffect
+    from contracts.failures import SideEffect, clip_message
     from contracts.runs import Revocation, Source
     from workflows.attributes import STATUS
     from workflows.options import COMMIT_TIMEOUT, MARGIN, PATIENT_RETRY, QUICK_RETRY
@@ -56,6 +56,7 @@ _OBSOLETE_FOR: Final = timedelta(hours=24)
 _ALERT_TIMEOUT: Final = timedelta(seconds=30)
 _ALERT_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=5))
 _MAX_REASON: Final = 1000
+_MAX_NAME: Final = 200
 
 _EFFECT_REFUSALS: Final = frozenset(
     {RefusalCode.SIDE_EFFECT_UNRESOLVED, RefusalCode.DEDUPE_WINDOW_EXPIRED, RefusalCode.EFFECT_CONFIRMED}
@@ -100,7 +101,7 @@ class DeadLetter:
         self._revoked = list(self._start.revoked)
         self._node_gone = self._start.node_gone
         self._outdated = True
-        self._obsolete_at: datetime | None = None
+        self._obsolete_at = workflow.now() + _OBSOLETE_FOR if self._entry.status is EntryStatus.OBSOLETE else None
         self._report_to: dict[str, None] = {}
 
     @workflow.run
@@ -247,7 +248,7 @@ class DeadLetter:
     def unknown_signal(self, name: str, _payloads: Sequence[RawValue]) -> None:
         """A decision of no known name: kept as rejected, so that its sender can find out."""
         known = ", ".join(Action)
-        self._reject(name[:_MAX_REASON], (), f"there is no decision {name[:100]!r}; there are {known}")
+        self._reject(name, (), f"there is no decision {name[:100]!r}; there are {known}")
 
     # What the other workflows send.
 
@@ -305,10 +306,12 @@ class DeadLetter:
         by, decision_id = said.get("decided_by"), said.get("decision_id")
         self._keep(
             DecisionRecord(
-                decision_id=decision_id[:_MAX_REASON] if isinstance(decision_id, str) else str(workflow.uuid4()),
-                action=action,
-                decided_by=by[:_MAX_REASON] if isinstance(by, str) else "",
-                reason=reason[:_MAX_REASON],
+                decision_id=clip_message(decision_id, _MAX_NAME)
+                if isinstance(decision_id, str)
+                else str(workflow.uuid4()),
+                action=clip_message(action, _MAX_NAME),
+                decided_by=clip_message(by, _MAX_NAME) if isinstance(by, str) else "",
+                reason=clip_message(reason, _MAX_REASON),
                 at=workflow.now(),
                 outcome=DecisionOutcome.REJECTED,
             )
@@ -366,6 +369,9 @@ class DeadLetter:
             status = EntryStatus.DISCARDED if answer.ended is NodeEnd.DISCARDED else EntryStatus.RESOLVED
             late = {"output": answer.output, "source": answer.source}
             self._result = self._end(status).model_copy(update=late)
+        if answer.redrives > self._entry.redrives and self._result is None:
+            # The ledger is ahead: this entry was decided, and its history has been reset since.
+            self._result = self._end(EntryStatus.REDRIVEN)
         eligibility = Eligibility(redrivable=not refusals, refusals=refusals, checked_at=answer.at)
         self._update(eligibility=eligibility, side_effect=answer.side_effect)
         gone = answer.run_gone or self._node_gone
@@ -540,7 +546,7 @@ class DeadLetter:
         )
 
     def _keep(self, record: DecisionRecord) -> DecisionRecord:
-        self._update(decisions=[*self._entry.decisions, record][-MAX_DECISIONS_SHOWN:])
+        self._update(decisions=kept([*self._entry.decisions, record]))
         return record
 
     def _update(self, **changes: Any) -> None:

@@ -112,6 +112,13 @@ class Graph:
         self._close(name, state)
         self._release()
 
+    def give_up(self, status: NodeStatus) -> None:
+        """Nothing more is started: every node that has not begun ends in that status."""
+        self._ready.clear()
+        for name, state in self._states.items():
+            if state.status is NodeStatus.PENDING:
+                self.change(name, NodeState(status=status))
+
     def outputs(self) -> dict[str, Json]:
         """The outputs of the sinks that succeeded."""
         return {name: self._outputs[name] for name in self._sinks if self._states[name].status is NodeStatus.SUCCEEDED}
@@ -129,7 +136,9 @@ class Graph:
     def _release(self) -> None:
         while names := self._sorter.get_ready():
             for name in names:
-                if all(self._passable(upstream) for upstream in self._upstream[name]):
+                if self._states[name].status is not NodeStatus.PENDING:
+                    self._sorter.done(name)
+                elif all(self._passable(upstream) for upstream in self._upstream[name]):
                     self._ready[name] = None
                 else:
                     self._close(name, NodeState(status=NodeStatus.SKIPPED))

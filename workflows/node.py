@@ -277,7 +277,7 @@ class Node:
         request = EvidenceRequest(
             run_id=self._node.run_id,
             node_id=self._node.node_id,
-            logical_attempt=self._logical_attempt,
+            node_started_at=workflow.info().workflow_start_time,
             tool=self._tool.name,
         )
         try:
@@ -537,11 +537,14 @@ class Node:
         self._settled = read_signal(DeadLetterResult, payloads) or self._settled
 
     async def _report(self, work: asyncio.Task[NodeResult]) -> None:
+        """Tells whoever asked how the node has ended; a bug is no end."""
         error = work.exception()
+        if error is not None and not isinstance(error, ApplicationError):
+            return
         status, result = NodeStatus.DISCARDED, None
         if error is None:
             status, result = NodeStatus.SUCCEEDED, work.result()
-        elif isinstance(error, ApplicationError) and error.type == NODE_CANCELLED:
+        elif error.type == NODE_CANCELLED:
             status = NodeStatus.CANCELLED
         report = NodeReport(node_id=self._node.node_id, status=status, result=result)
         while self._report_to:
@@ -549,6 +552,7 @@ class Node:
                 await workflow.get_external_workflow_handle(self._report_to.popitem()[0]).signal("node_ended", report)
             except FailureError:
                 workflow.logger.info("the run that asked is closed: nobody to tell")
+        await workflow.wait_condition(workflow.all_handlers_finished)
 
 
 _LONGEST_RECONCILE: Final = timedelta(days=2)

@@ -43,7 +43,7 @@ CALL_RETRY: Final = RetryPolicy(
     # The entry decides when (`next_retry_delay`) and whether; this is only for what never got as far as to decide.
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
-    non_retryable_error_types=[*TERMINAL_CATEGORIES, "Stale", "PayloadsTooLarge"],
+    non_retryable_error_types=[*TERMINAL_CATEGORIES, "PayloadsTooLarge"],
 )
 
 RECONCILE_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))

@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from contracts.runs import (
         MAX_INPUT_BYTES,
         MAX_RUN_OUTPUT_BYTES,
+        InputTooLargeError,
         MissingOutputError,
         NodeResult,
         NodeState,
@@ -49,8 +50,12 @@ __all__ = ["Run"]
 
 NodeHandle = workflow.ChildWorkflowHandle[Any, NodeResult]
 
+_MAX_REVOCATIONS: Final = 100
+"""Every node carries them."""
 _NAMED: Final = 50
 """How many waiting nodes are named in the UI."""
+_MAX_EVENTS: Final = 45_000
+_MAX_HISTORY_BYTES: Final = 40 * 1024 * 1024
 _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
 
@@ -89,13 +94,16 @@ class Run:
         except asyncio.CancelledError:
             await self._cancel()
             self._show(RunStatus.CANCELLED)
+            await workflow.wait_condition(workflow.all_handlers_finished)
             raise
+        await workflow.wait_condition(workflow.all_handlers_finished)
         result = self._result()
         self._show(result.status)
         if result.status is RunStatus.FAILED:
             failed = self._graph.not_succeeded
             raise ApplicationError(
-                f"{len(failed)} of {len(self._graph)} nodes did not succeed: {', '.join(failed[:20])}",
+                f"{len(failed)} of {len(self._graph)} nodes did not succeed: {', '.join(failed[:20])}"
+                + (" (the run's history is full; make several runs of it)" if self._full() else ""),
                 result,
                 type="RunFailed",
                 non_retryable=True,
@@ -122,15 +130,20 @@ class Run:
 
     async def _execute(self, spec: RunSpec) -> None:
         while not self._graph.finished:
-            room = spec.max_parallel - len(self._running)
+            room = 0 if self._full() else spec.max_parallel - len(self._running)
             batch = 0
+            revocations = json_size([revocation.model_dump(mode="json") for revocation in self._revoked.values()])
             while room > 0 and batch < _BATCH_BYTES and (name := self._graph.next_ready()) is not None:
                 node = self._node_input(spec, name)
-                batch += json_size(node.input)
+                batch += json_size(node.input) + revocations
                 room -= 1
                 self._graph.start(name, self._started(name))
                 self._running[name] = asyncio.create_task(self._drive(node))
                 self._running[name].add_done_callback(self._noticed)
+            if self._full() and not self._running:
+                # What has not been started never will be.
+                self._graph.give_up(NodeStatus.SKIPPED)
+                break
             self._show(self._graph.status)
             if batch >= _BATCH_BYTES:
                 # The rest in another workflow task.
@@ -141,9 +154,15 @@ class Run:
             if self._bug is not None:
                 raise self._bug
 
+    def _full(self) -> bool:
+        """Whether this history is too near to where the server would end it to start anything more."""
+        info = workflow.info()
+        return info.get_current_history_length() > _MAX_EVENTS or info.get_current_history_size() > _MAX_HISTORY_BYTES
+
     def _noticed(self, task: asyncio.Task[None]) -> None:
         """A bug in `_drive` fails the workflow task, as it would anywhere else; it must not leave the run waiting."""
-        self._bug = None if task.cancelled() else task.exception()
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._bug = bug
         self._progressed = True
 
     def _node_input(self, spec: RunSpec, name: str) -> NodeInput:
@@ -155,6 +174,8 @@ class Run:
         except MissingOutputError as error:
             value = node.input
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.OUTPUT_MISSING, message=str(error))
+        except InputTooLargeError as error:
+            refusal = Refusal(category=Category.INVALID_INPUT, code=Code.INPUT_TOO_LARGE, message=str(error))
         if (problem := json_problem(value)) is not None:
             value = None
             message = f"the resolved input cannot be sent: {problem}"
@@ -173,7 +194,6 @@ class Run:
             input=value,
             refusal=refusal,
             approval=node.approval,
-            revoked=list(self._revoked.values()),
             deadline=node.deadline,
             correlation_id=spec.correlation_id or quote(self._run_id, safe="!#$&'()*+,-./:;=?@[]_~"),
             trace_id=trace_id_of(self._run_id, spec.traceparent),
@@ -211,6 +231,8 @@ class Run:
 
     async def _run_child(self, node: NodeInput) -> NodeReport:
         name = node.node_id
+        # As of now: the node may be started again long after its input was made.
+        node = node.model_copy(update={"revoked": list(self._revoked.values())})
         child: NodeHandle = await workflow.start_child_workflow(
             "Node",
             node,
@@ -264,6 +286,7 @@ class Run:
         """Nothing new is sent; what is in flight is settled; then the run is over."""
         self._cancelling = True
         names = self._graph.open_nodes()
+        self._graph.give_up(NodeStatus.CANCELLED)
         if names:
             await workflow.execute_activity(
                 stubs.cancel_nodes,
@@ -311,6 +334,9 @@ class Run:
         """Takes an approval back: nothing is sent under it any more."""
         revocation = read_signal(Revocation, payloads)
         if revocation is None:
+            return
+        if len(self._revoked) >= _MAX_REVOCATIONS:
+            workflow.logger.error("more than %d revocations: %s is ignored", _MAX_REVOCATIONS, revocation.approval_id)
             return
         self._revoked[revocation.approval_id] = revocation
         # To every node: by a redrive it may go on under another approval than the one it was specified with.

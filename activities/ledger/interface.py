@@ -70,6 +70,10 @@ class Ledger(Protocol):
         """What is known of a node, or None."""
         ...
 
+    async def born_at(self) -> datetime:
+        """When this ledger began; what started earlier may have been recorded in one that was lost."""
+        ...
+
     async def decide(self, request: DecideRequest, fence: datetime) -> DecideAnswer:
         """Commits a decision, once; a second one of the same id gets the first one's record.
 

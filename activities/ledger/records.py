@@ -89,7 +89,6 @@ class Unsettled(Model):
     first_sent_at: UtcTime
     resendable: bool
     """False where the effect is confirmed and its result unusable: never repeated by itself."""
-    ledger_lost: bool = False
 
 
 class Busy(Model):

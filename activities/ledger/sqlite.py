@@ -93,10 +93,10 @@ class SqliteLedger:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 answer = work(self._connection, *args, **kwargs)
+                self._connection.execute("COMMIT")
             except BaseException:
                 self._connection.rollback()
                 raise
-            self._connection.execute("COMMIT")
             return answer
 
         try:
@@ -144,6 +144,10 @@ class SqliteLedger:
     async def node(self, run_id: str, node_id: str) -> NodeView | None:
         """See `Ledger.node`."""
         return await self._transaction(self._store.node, run_id, node_id)
+
+    async def born_at(self) -> datetime:
+        """See `Ledger.born_at`."""
+        return await self._transaction(self._store.born_at)
 
     async def decide(self, request: DecideRequest, fence: datetime) -> DecideAnswer:
         """See `Ledger.decide`."""

@@ -119,7 +119,6 @@ class Store:
                 side_effect=operation_side_effect([SideEffect(attempt["side_effect"]) for attempt in unsettled]),
                 first_sent_at=first_sent_at,
                 resendable=not any(attempt["result_unusable"] for attempt in unsettled),
-                ledger_lost=unsettled[-1]["code"] == Code.LEDGER_LOST,
             )
         return self._grant(connection, request, row, attempts, counted, first_sent_at, now)
 
@@ -362,6 +361,10 @@ class Store:
     def confirm(self, connection: Any, operation: OperationId) -> None:
         """See `Ledger.confirm`."""
         self._sql.confirm_attempts(connection, operation_id=str(operation))
+
+    def born_at(self, connection: Any) -> datetime:
+        """See `Ledger.born_at`."""
+        return to_time(self._sql.birth(connection)["born_at"])
 
     def decide(self, connection: Any, request: DecideRequest, fence: datetime, now: datetime) -> DecideAnswer:
         """See `Ledger.decide`."""
