@@ -122,7 +122,6 @@ def carriers(value: Json) -> list[tuple[Any, Any]]:
         timeout=60,  # type: ignore[arg-type]  # seconds will do
         absent_after=60,  # type: ignore[arg-type]
         task_queue="q",
-        approval_required=False,
         askable=False,
     )
     node = NodeInput(
