@@ -10,12 +10,14 @@ from urllib.parse import quote
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
+    ActivityError,
     ApplicationError,
     CancelledError,
     ChildWorkflowError,
     FailureError,
     TerminatedError,
     WorkflowAlreadyStartedError,
+    is_cancelled_exception,
 )
 from temporalio.exceptions import TimeoutError as WorkflowTimeoutError
 from temporalio.workflow import ChildWorkflowCancellationType, ParentClosePolicy
@@ -86,7 +88,12 @@ class Run:
         Raises:
             ApplicationError: ``InvalidRun`` at once, naming every problem; ``RunFailed`` with the result as details.
         """
-        spec = await self._admit(list(payloads))
+        try:
+            spec = await self._admit(list(payloads))
+        except (asyncio.CancelledError, ActivityError) as error:
+            if is_cancelled_exception(error):
+                self._show(RunStatus.CANCELLED)
+            raise
         workflow.upsert_search_attributes([RUN_ID.value_set(self._run_id), STATUS.value_set(self._status)])
         self._graph = Graph(spec.nodes)
         try:

@@ -175,18 +175,20 @@ def crowds(folder: Path) -> Iterable[Case]:
     """Those too large for a command line."""
     long_name = "n" * 100_000
     nodes: dict[str, list[dict[str, Any]]] = {
-        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(20_000)],
-        "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(8_000)],
+        "unknown-tools": [{"id": f"n{index}", "tool": "nope"} for index in range(5_000)],
+        "schema-breakers": [{"id": f"n{index}", "tool": "pay", "input": {"amount": "x"}} for index in range(5_000)],
         "long-cycles": [
             {"id": f"{long_name}{index}", "tool": "pay", "after": [f"{long_name}{(index + 1) % 4}"]}
             for index in range(4)
         ],
+        "too-many": [{"id": f"n{index}", "tool": "pay"} for index in range(30_000)],
         "large": [node("a", "any", input={"x": "y" * 1_200_000})],
     }
     wanted = {
         "unknown-tools": ("nodes[0].tool: there is no tool 'nope'", "more"),
         "schema-breakers": ("nodes[0].input.amount: ", "more"),
         "long-cycles": ("nodes[0].id: ",),
+        "too-many": ("nodes: 30000 nodes; ",),
         "large": ("bytes; 1048576 are allowed",),
     }
     for name, crowd in nodes.items():
