@@ -39,7 +39,7 @@ demo: install ## Run the demo: an embedded Temporal server, a worker and tools t
 	$(BIN)/redrive demo
 
 test: install ## Run every test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: install ## Lint, formatting, types, and which package may import which
 	$(BIN)/ruff check
