@@ -19,4 +19,16 @@ async def open_ledger(url: str) -> Ledger:
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
         # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
         return await SqliteLedger.open(Path(rest[1:]))
-    raise LedgerUnavailableError("this version keeps its ledger in SQLite: set REDRIVE_LEDGER to sqlite:///PATH")
+    if scheme == "postgresql":
+        return await _postgres(url)
+    raise LedgerUnavailableError("set REDRIVE_LEDGER to sqlite:///PATH or to postgresql://USER@HOST/DATABASE")
+
+
+async def _postgres(url: str) -> Ledger:
+    try:
+        from activities.ledger.postgres import PostgresLedger  # noqa: PLC0415 - an extra: not everybody has it
+    except ImportError as error:
+        raise LedgerUnavailableError(
+            f"a ledger in PostgreSQL needs more packages ({error}): pip install 'redrive[postgresql]'"
+        ) from error
+    return await PostgresLedger.open(url)

@@ -7,24 +7,30 @@ from enum import StrEnum
 from contracts.base import Json, Model, UtcTime
 from contracts.dead_letters import DecisionRecord, Delivery
 from contracts.dispatch import NodeEnd, Redriven
-from contracts.failures import AttemptRecord, Category, Outcome, SideEffect
+from contracts.failures import AttemptRecord, Category, OperationState, Outcome, SideEffect
 from contracts.identity import OperationId
 from contracts.runs import Source
 
 __all__ = [
+    "Begun",
     "Busy",
     "ClaimAnswer",
     "ClaimRequest",
+    "EndedRun",
     "Granted",
     "Mismatch",
     "NodeView",
+    "OperationRow",
     "OperationState",
     "OperationView",
+    "Paused",
+    "Pruned",
     "Settled",
     "Settlement",
     "Spent",
     "Stale",
     "Unsettled",
+    "UnsettledOperation",
 ]
 
 
@@ -35,11 +41,13 @@ class ClaimRequest(Model):
         fingerprint: The tool's, as the dispatch has it; the operation keeps the one it was first claimed with.
         scheduled_at: The delivery's ``current_attempt_scheduled_time``, by Temporal's clock.
         node_started_at: When the node's workflow first started, by Temporal's clock.
+        now: The present, by the same one.
         owner: Who asks; unique for each delivery in each process.
         worker: Who asks, for people.
         redrives: How often the node had been redriven when this dispatch was made.
         budgets: How many attempts each category has, since the last accepted redrive.
         risk: What a lost attempt may have done: POSSIBLE, or NONE for a tool that only reads.
+        first_only: Grant nothing but the node's first attempt.
         despite_epoch: The asker has seen that attempts up to this epoch are unsettled, and may repeat them.
     """
 
@@ -51,23 +59,28 @@ class ClaimRequest(Model):
     input_hash: str
     scheduled_at: UtcTime
     node_started_at: UtcTime
+    now: UtcTime
     delivery: Delivery
     owner: str
     worker: str
     budgets: Mapping[Category, int]
     risk: SideEffect
+    first_only: bool = False
     despite_epoch: int | None = None
 
 
 class Granted(Model):
-    """Send. ``epoch`` fences whatever is committed; ``fingerprint`` is the operation's."""
+    """Send. ``epoch`` fences whatever is committed; ``fingerprint`` is the operation's.
+
+    ``since_first_send`` is by the ledger's clock: no worker's clock is ever compared with another's.
+    """
 
     epoch: int
     attempt: int
     fingerprint: str
     failures: Mapping[Category, int]
     last_category: Category | None
-    first_sent_at: UtcTime
+    since_first_send: timedelta
 
 
 class Settled(Model):
@@ -86,7 +99,7 @@ class Unsettled(Model):
     epoch: int
     attempts: list[AttemptRecord]
     side_effect: SideEffect
-    first_sent_at: UtcTime
+    since_first_send: timedelta
     resendable: bool
     """False where the effect is confirmed and its result unusable: never repeated by itself."""
 
@@ -96,6 +109,23 @@ class Busy(Model):
 
     remaining: timedelta
     floor: bool = False
+
+
+class Begun(Model):
+    """Only a first attempt was asked for, and there have been attempts."""
+
+
+class Paused(Model):
+    """The tool has asked everybody to be left alone, or is down (the category); it costs no attempt.
+
+    Attributes:
+        remaining: In how long to ask again.
+        probing: One call is finding out whether it is over.
+    """
+
+    remaining: timedelta
+    category: Category
+    probing: bool
 
 
 class Stale(Model):
@@ -116,7 +146,7 @@ class Spent(Model):
     attempt: int
 
 
-ClaimAnswer = Granted | Settled | Unsettled | Busy | Stale | Mismatch | Spent
+ClaimAnswer = Granted | Settled | Begun | Unsettled | Busy | Paused | Stale | Mismatch | Spent
 
 
 class Settlement(StrEnum):
@@ -131,6 +161,9 @@ class Settlement(StrEnum):
 class NodeView(Model):
     """What the ledger knows of a node: the newest attempts last."""
 
+    tool: str
+    """Empty where nothing but a cancel is known of the node."""
+    input: Json
     logical_attempt: int
     fingerprint: str
     redrives: int
@@ -150,19 +183,48 @@ class NodeView(Model):
     unknown_failures: int
     """Attempts of unknown effect since the last accepted redrive; each has been, or is to be, reconciled."""
     delivery: Delivery | None
+    since_first_send: timedelta | None
+    """How long ago, by the ledger's clock, the current operation's first attempt started."""
+    since_last_send: timedelta | None
+    """The same of its newest attempt with an effect that nothing has settled: its horizon counts from there."""
+
+
+class OperationRow(Model):
+    """An operation in a list."""
+
+    operation_id: str
+    run_id: str
+    node_id: str
+    tool: str
+    state: OperationState
+    side_effect: SideEffect
+    attempts: int
     first_sent_at: UtcTime | None
     last_sent_at: UtcTime | None
-    """The start of the current operation's newest unsettled attempt: its horizon counts from here."""
 
 
-class OperationState(StrEnum):
-    """Where an operation stands."""
+class UnsettledOperation(Model):
+    """A node's current operation whose effect is uncertain, and that neither an answer nor a person has ended."""
 
-    IN_FLIGHT = "IN_FLIGHT"
-    UNSETTLED = "UNSETTLED"
-    """Nobody is at work on it, and its effect is possible or confirmed without a result."""
-    FAILED = "FAILED"
-    SUCCEEDED = "SUCCEEDED"
+    operation_id: str
+    run_id: str
+    node_id: str
+    tool: str
+
+
+class EndedRun(Model):
+    """A run of which nothing is left to be done, as far as the ledger knows."""
+
+    run_id: str
+    node_ids: list[str]
+
+
+class Pruned(Model):
+    """What was forgotten."""
+
+    nodes: int = 0
+    operations: int = 0
+    attempts: int = 0
 
 
 class OperationView(Model):

@@ -3,14 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from activities.ledger.records import OperationState
+from activities.ledger.clock import Moment
 from contracts.base import Json
 from contracts.dead_letters import DecisionRecord
 from contracts.dispatch import Approved, Redriven
-from contracts.failures import UNCOUNTED, AttemptRecord, Category, Code, SideEffect
+from contracts.failures import UNCOUNTED, AttemptRecord, Category, Code, OperationState, SideEffect
 from contracts.identity import OperationId
 
 __all__ = [
@@ -19,11 +19,14 @@ __all__ = [
     "category_of",
     "current_operation",
     "decisions_of",
+    "elapsed",
     "failures_of",
     "is_at_risk",
     "is_lost",
     "is_unknown",
+    "lease_left",
     "output_of",
+    "own_time",
     "record_of",
     "redriven_of",
     "state_of",
@@ -132,3 +135,22 @@ def to_text(moment: datetime) -> str:
 def to_time(text: str) -> datetime:
     """The reverse of `to_text`."""
     return datetime.fromisoformat(text)
+
+
+def lease_left(moment: Moment, operation: Row) -> timedelta:
+    """How long somebody's lease on an operation still runs; one of another boot is over."""
+    if operation["owner"] is None or operation["lease_boot"] != moment.boot:
+        return timedelta(0)
+    return timedelta(seconds=operation["lease_until"] - moment.seconds)
+
+
+def own_time(moment: Moment, attempt: Row) -> datetime:
+    """The present as an attempt has it: the wall clock of its start, and what has passed since; that does not jump."""
+    return to_time(attempt["started_at"]) + elapsed(moment, attempt)
+
+
+def elapsed(moment: Moment, attempt: Row) -> timedelta:
+    """How long ago an attempt started; by the wall clock only where the other has started anew since."""
+    if attempt["started_boot"] == moment.boot:
+        return timedelta(seconds=moment.seconds - attempt["started_clock"])
+    return moment.now - to_time(attempt["started_at"])

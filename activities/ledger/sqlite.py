@@ -1,173 +1,134 @@
-"""The ledger in SQLite: one machine, one writer thread, nothing answered before it is on the disk."""
+"""The ledger in SQLite: one machine, one writer, nothing answered before it is on the disk."""
 
 import asyncio
 import sqlite3
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-import aiosql
-
+from activities.ledger import migrations
+from activities.ledger.clock import BootClock, LedgerClock, Moment
 from activities.ledger.errors import LedgerUnavailableError
-from activities.ledger.interface import LEASE
-from activities.ledger.records import ClaimAnswer, ClaimRequest, NodeView, OperationView
-from activities.ledger.store import LeaseClock, Store
-from contracts.base import Json
-from contracts.dispatch import DecideAnswer, DecideRequest
-from contracts.failures import Outcome
-from contracts.identity import OperationId
+from activities.ledger.rows import to_text
+from activities.ledger.transactions import DatabaseLedger
+from activities.ledger.writer import Writer, is_uncertain
 
-__all__ = ["BootClock", "SqliteLedger", "boot_seconds"]
+__all__ = ["SqliteLedger"]
 
-_HERE: Final = Path(__file__).parent
-_VERSION: Final = 1
 _BUSY_TIMEOUT_SECONDS: Final = 5.0
+
+_NEW_LEDGER: Final = "a new ledger knows nothing of earlier calls, and leaves to people what is not safe to repeat"
+_CHECK: Final = (
+    "check the file, its folder's permissions and the space on its disk, or set REDRIVE_LEDGER; it goes on by itself "
+    "once it can be written"
+)
+_RESTORE: Final = (
+    "check the file: it is damaged, or no ledger (then set REDRIVE_LEDGER to another). Stop all workers, then repair "
+    f"it, or move it away with its -wal and -shm: {_NEW_LEDGER}"
+)
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class BootClock:
-    """CLOCK_BOOTTIME: it does not jump, it counts while the machine sleeps, and all processes of a machine share it.
-
-    A lease from before a restart of the machine is over, whatever its number says: its owner is gone.
-    """
-
-    def __init__(self) -> None:
-        try:
-            self._boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:
-            # Without Linux's boot id, the moment of the boot stands for it; it is as stable as the wall clock is.
-            self._boot = f"{sys.platform}-{round((time.time() - time.monotonic()) / 60)}"
-
-    def read(self, _connection: Any, /) -> tuple[str, float]:
-        """See `LeaseClock.read`."""
-        return self._boot, boot_seconds()
-
-
-def boot_seconds() -> float:
-    """Seconds since the machine's boot, sleep included where the platform counts it."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-class SqliteLedger:
-    """See `Ledger`; each method says there what it promises."""
+class SqliteLedger(DatabaseLedger):
+    """See `Ledger`. One writer for all nodes: no two transactions of a file ever overlap."""
 
     def __init__(
-        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path, clock: LeaseClock
+        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path, clock: LedgerClock
     ) -> None:
-        self._connection = connection
-        self._thread = thread
+        super().__init__("sqlite3")
         self._path = path
-        queries = aiosql.from_path(_HERE / "queries.sql", "sqlite3", mandatory_parameters=False)
-        self._store = Store(queries, clock, LEASE)
+        self._writer = Writer(connection, thread, clock, _Files(path).check)
 
     @classmethod
-    async def open(cls, path: Path, clock: LeaseClock | None = None) -> Self:
+    async def open(cls, path: Path, clock: LedgerClock | None = None) -> Self:
         """Opens the ledger at a path, and makes it where there is none.
 
         Args:
             path: The file; its folder is made, too.
-            clock: What leases run by; the machine's, unless told otherwise.
+            clock: What its times are read from; the machine's, unless told otherwise.
 
         Raises:
             LedgerUnavailableError: it is not a ledger, not writable, or from a newer version.
         """
+        clock = clock or BootClock()
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="redrive-ledger")
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path)
+            connection = await asyncio.get_running_loop().run_in_executor(thread, _connect, path, clock)
         except (sqlite3.Error, OSError) as error:
             thread.shutdown()
             raise _unavailable(path, error) from error
         except LedgerUnavailableError:
             thread.shutdown()
             raise
-        return cls(connection, thread, path, clock or BootClock())
+        try:
+            return cls(connection, thread, path, clock)
+        except LedgerUnavailableError:
+            connection.close()
+            thread.shutdown()
+            raise
 
-    async def _transaction(self, work: Callable[Concatenate[Any, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        def run() -> _T:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                answer = work(self._connection, *args, **kwargs)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.rollback()
-                raise
-            return answer
+    async def _transaction(
+        self,
+        nodes: Sequence[str],
+        work: Callable[Concatenate[Any, Moment, _P], _T],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _T:
+        del nodes  # BEGIN IMMEDIATE has the whole file
+
+        def perform(connection: sqlite3.Connection, moment: Moment) -> _T:
+            return work(connection, moment, *args, **kwargs)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-        except sqlite3.Error as error:
-            raise _unavailable(self._path, error) from error
-
-    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        """See `Ledger.claim`."""
-        return await self._transaction(self._store.claim, request, _now())
-
-    async def renew(self, operation: OperationId, epoch: int) -> bool:
-        """See `Ledger.renew`."""
-        return await self._transaction(self._store.renew, operation, epoch)
-
-    async def succeed(self, operation: OperationId, epoch: int, output: Json) -> bool:
-        """See `Ledger.succeed`."""
-        return await self._transaction(self._store.succeed, operation, epoch, output, _now())
-
-    async def fail(
-        self,
-        operation: OperationId,
-        epoch: int,
-        outcome: Outcome,
-        next_eligible_at: datetime | None = None,
-        not_before: datetime | None = None,
-    ) -> bool:
-        """See `Ledger.fail`."""
-        return await self._transaction(
-            self._store.fail, operation, epoch, outcome, next_eligible_at, not_before, _now()
-        )
-
-    async def settle_absent(self, operation: OperationId, epoch: int) -> None:
-        """See `Ledger.settle_absent`."""
-        await self._transaction(self._store.settle_absent, operation, epoch)
-
-    async def settle_committed(self, operation: OperationId, epoch: int, output: Json) -> None:
-        """See `Ledger.settle_committed`."""
-        await self._transaction(self._store.settle_committed, operation, epoch, output, _now())
-
-    async def confirm(self, operation: OperationId) -> None:
-        """See `Ledger.confirm`."""
-        await self._transaction(self._store.confirm, operation)
-
-    async def node(self, run_id: str, node_id: str) -> NodeView | None:
-        """See `Ledger.node`."""
-        return await self._transaction(self._store.node, run_id, node_id)
-
-    async def born_at(self) -> datetime:
-        """See `Ledger.born_at`."""
-        return await self._transaction(self._store.born_at)
-
-    async def decide(self, request: DecideRequest, fence: datetime) -> DecideAnswer:
-        """See `Ledger.decide`."""
-        return await self._transaction(self._store.decide, request, fence, _now())
-
-    async def cancel(self, run_id: str, node_ids: list[str], fence: datetime) -> None:
-        """See `Ledger.cancel`."""
-        await self._transaction(self._store.cancel, run_id, node_ids, fence, _now())
-
-    async def operation(self, operation_id: str) -> OperationView | None:
-        """See `Ledger.operation`."""
-        return await self._transaction(self._store.operation, operation_id)
+            return await self._writer.perform(perform)
+        except (sqlite3.Error, ValueError) as error:
+            # A ValueError is a row that SQLite can read and nobody else. `from None`: the server cuts a failure down to
+            # nothing if it has long causes, and this one says why.
+            raise _unavailable(self._path, error) from None
 
     async def close(self) -> None:
         """See `Ledger.close`."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
-        self._thread.shutdown()
+        await self._writer.close()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+class _Files:
+    """The files that a ledger was opened as, which have to stay in their places while it is.
+
+    SQLite goes on writing to a file that has been deleted or replaced (https://www.sqlite.org/howtocorrupt.html,
+    section 2.4): what it commits there is on no disk any more, and no other worker sees it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._paths = [Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm")]
+        self._opened: list[tuple[int, int] | None] = [self._identity(file) for file in self._paths]
+        self.check()
+
+    def check(self) -> None:
+        """Asked before every commit.
+
+        Raises:
+            LedgerUnavailableError: one is not there any more, or not the one that was opened.
+        """
+        for file, opened in zip(self._paths, self._opened, strict=True):
+            if opened is None or self._identity(file) != opened:
+                raise LedgerUnavailableError(
+                    f"the ledger's file {file} was deleted or replaced while it was in use; nothing is sent without it "
+                    f"(put it back, or stop all workers and start them anew: {_NEW_LEDGER})"
+                )
+
+    @staticmethod
+    def _identity(file: Path) -> tuple[int, int] | None:
+        try:
+            found = file.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def _connect(path: Path, clock: LedgerClock) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
@@ -181,21 +142,16 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise LedgerUnavailableError(
                 f"{path} is another program's database: set REDRIVE_LEDGER to a file of its own"
             )
-        connection.execute("PRAGMA journal_mode = WAL")
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise LedgerUnavailableError(
+                f"the ledger {path} cannot be used: its file system has no shared memory for SQLite's WAL; put it on a "
+                "local disk, or use a postgresql:// ledger"
+            )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("BEGIN IMMEDIATE")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            # Not executescript: it would commit the transaction that keeps two processes from doing this at once.
-            for statement in (_HERE / "schema.sqlite.sql").read_text().split(";\n"):
-                connection.execute(statement)
-            connection.execute("INSERT INTO ledger (id, born_at) VALUES (1, ?)", (_now().isoformat(),))
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
-        elif version != _VERSION:
-            raise LedgerUnavailableError(
-                f"the ledger {path} has version {version}, this redrive knows {_VERSION}: use the redrive that wrote it"
-            )
+        _migrate(connection, path, clock)
         connection.execute("COMMIT")
     except BaseException:
         connection.close()
@@ -203,12 +159,28 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _migrate(connection: sqlite3.Connection, path: Path, clock: LedgerClock) -> None:
+    """Brings the schema up to date; inside one transaction, so that two processes never do it at once."""
+    steps = migrations.STEPS
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(steps):
+        raise LedgerUnavailableError(
+            f"the ledger {path} has version {version}, this redrive knows {len(steps)}: use the redrive that wrote it"
+        )
+    for step in steps[version:]:
+        # Not executescript: it would commit the transaction.
+        for statement in migrations.statements(step):
+            connection.execute(statement)
+    if version == 0:
+        born_at = to_text(clock.read(connection).now)
+        connection.execute("INSERT INTO ledger (id, born_at) VALUES (1, ?)", (born_at,))
+    connection.execute(f"PRAGMA user_version = {len(steps)}")
+
+
 def _unavailable(path: Path, error: Exception) -> LedgerUnavailableError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    damaged = isinstance(error, ValueError) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
     return LedgerUnavailableError(
-        f"the ledger {path} cannot be used: {error}; nothing is sent without it (check the file, its folder's "
-        "permissions and the space on its disk, or set REDRIVE_LEDGER)"
+        f"the ledger {path} cannot be used: {error}; nothing is sent without it ({_RESTORE if damaged else _CHECK})",
+        uncertain=is_uncertain(error),
     )
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

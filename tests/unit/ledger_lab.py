@@ -3,13 +3,21 @@
 Nothing here or in the tests that use it touches SQL: whatever is asked is asked through `Ledger`.
 """
 
+import contextlib
+import hashlib
+import itertools
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import psycopg
+
+from activities.ledger.clock import Moment
 from activities.ledger.interface import LEASE, Ledger
+from activities.ledger.postgres import PostgresLedger
 from activities.ledger.records import ClaimRequest, Granted, NodeView
 from activities.ledger.sqlite import SqliteLedger
 from contracts.base import Json
@@ -18,6 +26,9 @@ from contracts.dead_letters import DecisionOutcome, DecisionRecord, Delivery, To
 from contracts.dispatch import Change, DecideRequest
 from contracts.failures import Category, Code, Outcome, SideEffect
 from contracts.identity import OperationId
+
+SERVER: Final = "REDRIVE_TEST_POSTGRES"
+"""The variable that holds the URL of the tests' own server."""
 
 RUN: Final = "order-1042"
 NODE: Final = "charge"
@@ -28,7 +39,9 @@ TOOL: Final = ToolRef(name="payments.charge", version="1", fingerprint="sha256:o
 CHANGED_TOOL: Final = ToolRef(name="payments.charge", version="2", fingerprint="sha256:two")
 
 START: Final = datetime(2100, 1, 1, tzinfo=UTC)
-"""Temporal's clock begins here; its moments compare with each other and with the ledger's birth, which is earlier."""
+"""Temporal's clock begins here; its moments compare with each other, and with no other clock's."""
+
+_owners = itertools.count()
 
 BUDGETS: Final[Mapping[Category, int]] = dict.fromkeys(Category, 100)
 """So many that no test runs into them by accident."""
@@ -40,15 +53,16 @@ def moment(seconds: float) -> datetime:
 
 
 class ManualClock:
-    """A lease clock that moves only when it is told to."""
+    """A clock that moves only when it is told to."""
 
     def __init__(self) -> None:
         self.boot = "first boot"
         self.seconds = 1000.0
+        self._jumped = timedelta(0)
 
-    def read(self, connection: Any) -> tuple[str, float]:
-        """See `LeaseClock.read`."""
-        return self.boot, self.seconds
+    def read(self, connection: Any, /) -> Moment:
+        """See `LedgerClock.read`."""
+        return Moment(now=datetime.now(UTC) + self._jumped, boot=self.boot, seconds=self.seconds)
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
@@ -56,6 +70,10 @@ class ManualClock:
     def expire(self) -> None:
         """Every lease that now runs is over."""
         self.advance(LEASE.total_seconds() + 0.001)
+
+    def jump(self, by: timedelta) -> None:
+        """Somebody has set the wall clock."""
+        self._jumped += by
 
     def restart(self) -> None:
         """The machine has been started anew: the clock begins again, and says so."""
@@ -92,6 +110,53 @@ class Sqlite:
             await ledger.close()
 
 
+class Postgres:
+    """A database of the server that `SERVER` names; one folder, one database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self._server = os.environ[SERVER]
+        self._name = "ledger_" + hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        self._opened: list[Ledger] = []
+        self.made = False
+
+    async def make(self) -> None:
+        """Makes it, unless another process has."""
+        with contextlib.suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            await self._command(f"CREATE DATABASE {self._name}")
+            self.made = True
+
+    @property
+    def url(self) -> str:
+        return self._server.replace("/postgres", f"/{self._name}")
+
+    async def open(self) -> Ledger:
+        """See `Backend.open`."""
+        ledger = await PostgresLedger.open(self.url, clock=self.clock)
+        self._opened.append(ledger)
+        return ledger
+
+    async def close(self) -> None:
+        for ledger in self._opened:
+            await ledger.close()
+        if self.made:
+            await self._command(f"DROP DATABASE {self._name} WITH (FORCE)")
+
+    async def _command(self, text: str) -> None:
+        async with await psycopg.AsyncConnection.connect(self._server, autocommit=True) as connection:
+            await connection.execute(text.encode())
+
+
+@asynccontextmanager
+async def postgres(folder: Path) -> AsyncGenerator[Backend]:
+    backend = Postgres(folder)
+    await backend.make()
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
 @asynccontextmanager
 async def sqlite(folder: Path) -> AsyncGenerator[Backend]:
     backend = Sqlite(folder)
@@ -103,6 +168,7 @@ async def sqlite(folder: Path) -> AsyncGenerator[Backend]:
 
 BACKENDS: Final[Mapping[str, Callable[[Path], AbstractAsyncContextManager[Backend]]]] = {
     "sqlite": sqlite,
+    "postgres": postgres,
 }
 """Every database that a ledger can stand on; every test of the ledger runs on each."""
 
@@ -125,9 +191,10 @@ def request(
         "input": input,
         "input_hash": content_hash(input),
         "scheduled_at": moment(at),
-        "node_started_at": START,
+        "node_started_at": moment(at),
+        "now": moment(at),
         "delivery": delivery(),
-        "owner": f"worker/{at}",
+        "owner": f"{os.getpid()}/{next(_owners)}",
         "worker": "worker",
         "budgets": {**BUDGETS, **(budgets or {})},
         "risk": SideEffect.POSSIBLE,

@@ -32,6 +32,7 @@ from tests.unit.ledger_lab import (
     view,
 )
 
+OTHER_NODE = OperationId(run_id=RUN, node_id="ship", logical_attempt=1)
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 """Before any ledger of these tests was born."""
 
@@ -40,11 +41,10 @@ LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 async def test_a_new_operation_is_granted(ledger: Ledger) -> None:
-    before = datetime.now(UTC)
     grant = await granted(ledger, request())
     assert (grant.epoch, grant.attempt, grant.fingerprint) == (1, 1, TOOL.fingerprint)
     assert (grant.failures, grant.last_category) == ({}, None)
-    assert before <= grant.first_sent_at <= datetime.now(UTC)
+    assert grant.since_first_send == timedelta(0)
 
 
 async def test_the_attempt_is_on_record_before_the_grant_is_answered(backend: Backend) -> None:
@@ -58,13 +58,14 @@ async def test_the_attempt_is_on_record_before_the_grant_is_answered(backend: Ba
     assert node.delivery == request().delivery
 
 
-async def test_an_attempt_that_had_no_effect_is_followed_by_another(ledger: Ledger) -> None:
+async def test_an_attempt_that_had_no_effect_is_followed_by_another(backend: Backend, ledger: Ledger) -> None:
     first = await granted(ledger, request(0))
+    backend.clock.advance(5)
     assert await ledger.fail(OPERATION, first.epoch, outcome(Category.TRANSIENT))
     second = await granted(ledger, request(1))
     assert (second.epoch, second.attempt) == (first.epoch + 1, 2)
     assert (second.failures, second.last_category) == ({Category.TRANSIENT: 1}, Category.TRANSIENT)
-    assert second.first_sent_at == first.first_sent_at
+    assert second.since_first_send == timedelta(seconds=5)
     await ledger.fail(OPERATION, second.epoch, outcome(Category.RATE_LIMITED, code="http_429"))
     third = await granted(ledger, request(2))
     assert third.failures == {Category.TRANSIENT: 1, Category.RATE_LIMITED: 1}
@@ -166,7 +167,7 @@ async def test_an_attempt_that_may_have_had_its_effect_leaves_the_operation_unse
     answer = await ledger.claim(request(1))
     assert isinstance(answer, Unsettled)
     assert (answer.epoch, answer.side_effect, answer.resendable) == (grant.epoch, side_effect, resendable)
-    assert answer.first_sent_at == grant.first_sent_at
+    assert answer.since_first_send == timedelta(0)
     (attempt,) = answer.attempts
     assert (attempt.category, attempt.code, attempt.message) == (how.category, how.code, how.message)
 
@@ -215,14 +216,16 @@ async def test_an_unsettled_operation_is_repeated_only_by_who_has_seen_all_of_it
     assert (await granted(ledger, request(2, despite_epoch=again.epoch))).attempt == 3
 
 
-async def test_the_dedupe_window_counts_from_the_first_sending_of_all(ledger: Ledger) -> None:
+async def test_the_dedupe_window_counts_from_the_first_sending_of_all(backend: Backend, ledger: Ledger) -> None:
     first = await failed(ledger, request(0), LOST_ANSWER)
+    backend.clock.advance(5)
     second = await granted(ledger, request(1, despite_epoch=first.epoch))
-    assert second.first_sent_at == first.first_sent_at
+    assert second.since_first_send == timedelta(seconds=5)
     await ledger.fail(OPERATION, second.epoch, LOST_ANSWER)
+    backend.clock.advance(5)
     answer = await ledger.claim(request(2))
     assert isinstance(answer, Unsettled)
-    assert answer.first_sent_at == first.first_sent_at
+    assert answer.since_first_send == timedelta(seconds=10)
 
 
 # A ledger that is younger than the node.
@@ -251,8 +254,16 @@ async def test_a_read_of_a_node_older_than_the_ledger_is_granted(ledger: Ledger)
     assert grant.attempt == 1
 
 
-async def test_a_node_younger_than_the_ledger_is_granted(ledger: Ledger) -> None:
-    assert isinstance(await ledger.claim(request(node_started_at=datetime.now(UTC) + timedelta(seconds=1))), Granted)
+@pytest.mark.parametrize("skew", [timedelta(0), timedelta(hours=-3), timedelta(hours=3)])
+async def test_a_node_and_the_ledger_are_as_old_as_their_own_clocks_say(
+    backend: Backend, ledger: Ledger, skew: timedelta
+) -> None:
+    backend.clock.jump(timedelta(hours=1))  # so much time has passed since the ledger began
+    now = datetime.now(UTC) + skew
+    younger = request(0, now=now, node_started_at=now - timedelta(minutes=59))
+    assert isinstance(await ledger.claim(younger), Granted)
+    older = request(0, operation=OTHER_NODE, now=now, node_started_at=now - timedelta(minutes=61))
+    assert isinstance(await ledger.claim(older), Unsettled)
 
 
 # Busy.
@@ -289,27 +300,57 @@ async def test_no_lease_survives_a_restart_of_the_machine(backend: Backend, ledg
 
 async def test_no_claim_is_granted_before_the_tool_allows_it(ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
-    floor = datetime.now(UTC) + timedelta(minutes=5)
-    await ledger.fail(OPERATION, grant.epoch, outcome(Category.RATE_LIMITED), not_before=floor, next_eligible_at=floor)
+    planned, left_alone = timedelta(minutes=6), timedelta(minutes=5)
+    await ledger.fail(OPERATION, grant.epoch, outcome(Category.RATE_LIMITED), planned, left_alone)
     answer = await ledger.claim(request(1))
     assert isinstance(answer, Busy)
     assert answer.floor
     assert timedelta(minutes=4) < answer.remaining <= timedelta(minutes=5)
     node = await view(ledger)
-    assert (node.attempts[-1].next_eligible_at, node.in_flight) == (floor, False)
+    assert not node.in_flight
+    ended, next_eligible = node.attempts[-1].ended_at, node.attempts[-1].next_eligible_at
+    assert ended is not None
+    assert next_eligible == ended + planned
 
 
-async def test_a_floor_that_is_over_holds_nobody_up(ledger: Ledger) -> None:
+async def test_a_floor_that_is_over_holds_nobody_up(backend: Backend, ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
-    await ledger.fail(OPERATION, grant.epoch, outcome(), not_before=datetime.now(UTC) - timedelta(milliseconds=1))
+    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=1))
+    backend.clock.advance(61)
     assert isinstance(await ledger.claim(request(1)), Granted)
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
+async def test_a_floor_is_as_long_as_it_was_though_the_wall_clock_jumps(
+    backend: Backend, ledger: Ledger, jump: timedelta
+) -> None:
+    grant = await granted(ledger, request(0))
+    backend.clock.jump(jump)
+    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=1))
+    backend.clock.jump(jump)
+    backend.clock.advance(59)
+    answer = await ledger.claim(request(1))
+    assert isinstance(answer, Busy)
+    assert answer.floor
+    assert answer.remaining == timedelta(seconds=1)
+    backend.clock.advance(2)
+    assert isinstance(await ledger.claim(request(2)), Granted)
+
+
+async def test_a_floor_outlasts_a_restart_of_the_machine(backend: Backend, ledger: Ledger) -> None:
+    grant = await granted(ledger, request(0))
+    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=5))
+    backend.clock.restart()
+    answer = await ledger.claim(request(1))
+    assert isinstance(answer, Busy)
+    assert answer.floor
+    backend.clock.jump(timedelta(minutes=5))
+    assert isinstance(await ledger.claim(request(2)), Granted)
 
 
 async def test_a_persons_redrive_does_not_wait_for_the_floor(ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
-    await ledger.fail(
-        OPERATION, grant.epoch, outcome(Category.RATE_LIMITED), not_before=datetime.now(UTC) + timedelta(days=2)
-    )
+    await ledger.fail(OPERATION, grant.epoch, outcome(Category.RATE_LIMITED), floor=timedelta(days=2))
     await ledger.decide(decision(Change.REDRIVE), moment(1))
     assert isinstance(await ledger.claim(request(2, redrives=1)), Granted)
 
@@ -455,13 +496,68 @@ async def test_an_operations_state_follows_what_happened_to_it(backend: Backend,
     assert await state() == (OperationState.SUCCEEDED, SideEffect.NONE)
 
 
-async def test_a_nodes_view_says_since_when_its_effect_is_uncertain(ledger: Ledger) -> None:
+async def test_a_nodes_view_says_since_when_its_effect_is_uncertain(backend: Backend, ledger: Ledger) -> None:
     assert await ledger.node(RUN, NODE) is None
     await failed(ledger, request(0), REFUSED)
     node = await view(ledger)
-    assert (node.last_sent_at, node.unknown_failures, node.epoch) == (None, 0, 1)
-    assert node.first_sent_at is not None
+    assert (node.since_last_send, node.unknown_failures, node.epoch) == (None, 0, 1)
+    backend.clock.advance(2)
     await failed(ledger, request(1), LOST_ANSWER)
+    backend.clock.advance(3)
     node = await view(ledger)
-    assert (node.last_sent_at, node.unknown_failures) == (node.attempts[1].started_at, 1)
-    assert node.first_sent_at == node.attempts[0].started_at
+    assert (node.since_last_send, node.unknown_failures) == (timedelta(seconds=3), 1)
+    assert node.since_first_send == timedelta(seconds=5)
+
+
+async def test_the_wall_clock_may_jump_under_a_lease_and_under_a_horizon(backend: Backend, ledger: Ledger) -> None:
+    await granted(ledger, request(0))
+    for jump in (timedelta(days=1), timedelta(days=-2)):
+        backend.clock.jump(jump)
+        assert isinstance(await ledger.claim(request(1)), Busy)
+        backend.clock.advance(1)
+    assert (await view(ledger)).since_last_send == timedelta(seconds=2)
+    backend.clock.expire()
+    assert isinstance(await ledger.claim(request(2)), Unsettled)
+
+
+async def test_how_long_ago_is_told_by_the_wall_clock_only_where_the_machine_was_started_anew(
+    backend: Backend, ledger: Ledger
+) -> None:
+    await failed(ledger, request(0), LOST_ANSWER)
+    backend.clock.restart()
+    backend.clock.jump(timedelta(minutes=3))
+    since = (await view(ledger)).since_last_send
+    assert since is not None
+    assert timedelta(minutes=3) <= since < timedelta(minutes=4)
+
+
+# The answer to a claim, or to a commit, may be lost on its way: then it is asked for again.
+
+
+async def test_the_same_owner_that_claims_again_is_given_the_same_grant(ledger: Ledger) -> None:
+    await failed(ledger, request(0), LOST_ANSWER)
+    claim = request(1, despite_epoch=1)
+    first = await granted(ledger, claim)
+    assert await granted(ledger, claim) == first
+    assert len((await view(ledger)).attempts) == 2
+    assert isinstance(await ledger.claim(request(1, owner="another", despite_epoch=2)), Busy)
+
+
+async def test_a_claim_that_comes_again_after_a_takeover_is_given_nothing(backend: Backend, ledger: Ledger) -> None:
+    first = request(0, risk=SideEffect.NONE)
+    await granted(ledger, first)
+    backend.clock.expire()
+    await granted(ledger, request(0, owner="another", risk=SideEffect.NONE))
+    assert isinstance(await ledger.claim(first), Busy)
+
+
+async def test_a_commit_that_comes_again_is_taken_for_the_first_one(ledger: Ledger) -> None:
+    grant = await granted(ledger, request(0))
+    assert await ledger.fail(OPERATION, grant.epoch, REFUSED)
+    before = await view(ledger)
+    assert await ledger.fail(OPERATION, grant.epoch, REFUSED)
+    assert await view(ledger) == before
+    grant = await granted(ledger, request(1))
+    assert await ledger.succeed(OPERATION, grant.epoch, "done")
+    assert await ledger.succeed(OPERATION, grant.epoch, "done")
+    assert len((await view(ledger)).attempts) == 2

@@ -117,7 +117,7 @@ async def go(process: Process) -> None:
 
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_of_many_claims_from_two_processes_exactly_one_is_granted_for_each_operation(
-    kind: str, tmp_path: Path
+    kind: str, tmp_path: Path, ledger_server: None
 ) -> None:
     async with another_worker(kind, tmp_path) as one, another_worker(kind, tmp_path) as two:
         await asyncio.gather(go(one), go(two))
@@ -126,7 +126,9 @@ async def test_of_many_claims_from_two_processes_exactly_one_is_granted_for_each
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_what_a_killed_worker_was_granted_is_not_forgotten(kind: str, tmp_path: Path) -> None:
+async def test_what_a_killed_worker_was_granted_is_not_forgotten(
+    kind: str, tmp_path: Path, ledger_server: None
+) -> None:
     async with another_worker(kind, tmp_path) as doomed:
         await go(doomed)
         assert sum(json.loads(await line_of(doomed)).values()) == 20

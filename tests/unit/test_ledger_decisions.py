@@ -80,9 +80,39 @@ async def test_a_redriven_operation_adopts_the_tool_as_it_is_now(ledger: Ledger)
     assert (await view(ledger)).fingerprint == CHANGED_TOOL.fingerprint
 
 
-async def test_a_redrive_accepts_the_risk_and_hides_nothing(ledger: Ledger) -> None:
+async def test_a_redrive_takes_no_risk_that_the_person_has_not_accepted(ledger: Ledger) -> None:
     await failed(ledger, request(0), LOST_ANSWER)
     await ledger.decide(decision(Change.REDRIVE), moment(1))
+    answer = await ledger.claim(request(2, redrives=1))
+    assert isinstance(answer, Unsettled)
+    assert answer.resendable
+
+
+async def test_a_redrive_allows_what_is_not_repeated_by_itself(ledger: Ledger) -> None:
+    await failed(ledger, request(0), UNUSABLE_RESULT)
+    unsettled = await ledger.claim(request(1))
+    assert isinstance(unsettled, Unsettled)
+    assert not unsettled.resendable
+    await ledger.decide(decision(Change.REDRIVE), moment(2))
+    unsettled = await ledger.claim(request(3, redrives=1))
+    assert isinstance(unsettled, Unsettled)
+    assert (unsettled.resendable, unsettled.side_effect) == (True, SideEffect.CONFIRMED)
+
+
+@pytest.mark.parametrize("change", list(Change))
+async def test_a_decision_in_view_of_fewer_attempts_than_there_are_is_refused(ledger: Ledger, change: Change) -> None:
+    await failed(ledger, request(0), REFUSED)
+    await failed(ledger, request(1), LOST_ANSWER)
+    answer = await ledger.decide(decision(change, attempts_seen=1), moment(2))
+    assert answer.record.refusals == [RefusalCode.EVIDENCE_CHANGED]
+    assert isinstance(await ledger.claim(request(3)), Unsettled)
+    answer = await ledger.decide(decision(change, "d-2", attempts_seen=2), moment(4))
+    assert answer.record.outcome is DecisionOutcome.ACCEPTED
+
+
+async def test_an_accepted_risk_hides_nothing(ledger: Ledger) -> None:
+    await failed(ledger, request(0), LOST_ANSWER)
+    await ledger.decide(decision(Change.REDRIVE, accepts_risk=True), moment(1))
     assert (await view(ledger)).side_effect is SideEffect.POSSIBLE
     grant = await granted(ledger, request(2, redrives=1))
     await ledger.fail(OPERATION, grant.epoch, REFUSED)
@@ -284,7 +314,7 @@ async def test_a_redriven_node_can_be_decided_though_the_ledger_was_lost_since(l
     claim = request(0, redrives=2, node_started_at=LONG_AGO)
     assert isinstance(await ledger.claim(claim), Unsettled)
     assert (await view(ledger)).redrives == 2
-    answer = await ledger.decide(decision(Change.REDRIVE, redrives=2), moment(1))
+    answer = await ledger.decide(decision(Change.REDRIVE, redrives=2, accepts_risk=True), moment(1))
     assert answer.redriven is not None
     assert answer.redriven.redrives == 3
     assert isinstance(await ledger.claim(request(2, redrives=3, node_started_at=LONG_AGO)), Granted)

@@ -32,7 +32,7 @@ async def assert_fenced(ledger: Ledger, epoch: int) -> None:
     before = await view(ledger)
     assert not await ledger.renew(OPERATION, epoch)
     assert not await ledger.succeed(OPERATION, epoch, "too late")
-    assert not await ledger.fail(OPERATION, epoch, REFUSED)
+    assert not await ledger.fail(OPERATION, epoch, outcome(code="too_late"))
     after = await view(ledger)
     assert (after.end, after.side_effect, after.epoch) == (before.end, before.side_effect, before.epoch)
     assert (after.in_flight, len(after.attempts)) == (before.in_flight, len(before.attempts))
@@ -84,13 +84,24 @@ async def test_a_lease_that_ran_out_alone_does_not_fence(backend: Backend, ledge
         assert (await view(ledger)).side_effect is SideEffect.NONE
 
 
-async def test_a_lease_that_ran_out_can_be_renewed_as_long_as_nobody_took_over(
-    backend: Backend, ledger: Ledger
-) -> None:
+async def test_a_lease_that_ran_out_stays_so_for_others_may_have_relied_on_it(backend: Backend, ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
     backend.clock.expire()
-    assert await ledger.renew(OPERATION, grant.epoch)
-    assert (await view(ledger)).in_flight
+    assert not await ledger.renew(OPERATION, grant.epoch)
+    assert not (await view(ledger)).in_flight
+    assert await ledger.succeed(OPERATION, grant.epoch, "an answer that came is taken, as long as nobody took over")
+
+
+async def test_the_tools_word_on_an_operation_that_is_not_the_current_one_ends_no_node(ledger: Ledger) -> None:
+    await failed(ledger, request(0), LOST_ANSWER)
+    await ledger.decide(decision(Change.REDRIVE, new_operation=True, accepts_risk=True), moment(1))
+    assert not await ledger.settle_committed(OPERATION, 1, "of the first operation")
+    node = await view(ledger)
+    assert (node.end, node.output) == (None, None)
+    first = await ledger.operation(str(OPERATION))
+    assert first is not None
+    assert first.side_effect is SideEffect.NONE
+    assert isinstance(await ledger.claim(request(2, operation=SECOND, redrives=1)), Granted)
 
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])
@@ -157,7 +168,7 @@ async def test_what_the_tool_calls_absent_may_be_sent_again(
     backend.clock.expire()
     await ledger.settle_absent(OPERATION, grant.epoch)
     node = await view(ledger)
-    assert (node.side_effect, node.last_sent_at) == (SideEffect.NONE, None)
+    assert (node.side_effect, node.since_last_send) == (SideEffect.NONE, None)
     again = await granted(ledger, request(1))
     assert again.epoch > grant.epoch
     assert again.attempt == 2
@@ -193,7 +204,7 @@ async def test_epochs_only_grow(backend: Backend, ledger: Ledger) -> None:
     await ledger.settle_absent(OPERATION, seen[-1])
     seen.append((await granted(ledger, request(1))).epoch)
     await ledger.decide(decision(Change.REDRIVE), moment(2))
-    seen.append((await granted(ledger, request(3, redrives=1))).epoch)
+    seen.append((await granted(ledger, request(3, redrives=1, despite_epoch=seen[-1]))).epoch)
     backend.clock.restart()
     seen.append((await granted(ledger, request(4, redrives=1, despite_epoch=seen[-1]))).epoch)
     assert seen == sorted(set(seen))
@@ -202,7 +213,7 @@ async def test_epochs_only_grow(backend: Backend, ledger: Ledger) -> None:
 @pytest.mark.parametrize("output", [{"id": "c-1"}, None])
 async def test_what_the_tool_calls_committed_ends_the_node(ledger: Ledger, output: Json) -> None:
     grant = await failed(ledger, request(0), LOST_ANSWER)
-    await ledger.settle_committed(OPERATION, grant.epoch, output)
+    assert await ledger.settle_committed(OPERATION, grant.epoch, output)
     answer = await ledger.claim(request(1))
     assert isinstance(answer, Settled)
     assert (answer.end, answer.source, answer.output) == (NodeEnd.SUCCEEDED, Source.RECONCILED, output)
@@ -225,7 +236,7 @@ async def test_what_a_person_ended_no_late_reconcile_changes(ledger: Ledger, end
     grant = await failed(ledger, request(0), LOST_ANSWER)
     await ledger.decide(decision(end, output="by hand"), moment(1))
     before = await ledger.claim(request(2))
-    await ledger.settle_committed(OPERATION, grant.epoch, "the tool's")
+    assert not await ledger.settle_committed(OPERATION, grant.epoch, "the tool's")
     await ledger.settle_absent(OPERATION, grant.epoch)
     assert await ledger.claim(request(2)) == before
 

@@ -14,7 +14,7 @@ from typing import Any
 from activities.ledger.interface import LEASE, Ledger
 from activities.ledger.records import Busy, ClaimRequest, Granted, Settled, Stale, Unsettled
 from contracts.dead_letters import DecisionOutcome
-from contracts.dispatch import Change, NodeEnd
+from contracts.dispatch import Change, DecideRequest, NodeEnd
 from contracts.failures import SideEffect
 from contracts.identity import OperationId
 from tests.unit.ledger_lab import (
@@ -31,7 +31,7 @@ from tests.unit.ledger_lab import (
 
 Step = Callable[[], Coroutine[Any, Any, None]]
 
-WALKS = 60
+WALKS = 80
 STEPS = 40
 
 
@@ -222,7 +222,8 @@ class Walk:
     async def _fail(self) -> None:
         name, operation, attempt, alive = self._pick()
         how = self._random.choice([REFUSED, REFUSED, LOST_ANSWER, LOST_ANSWER, LOST_RESULT, UNUSABLE_RESULT])
-        assert await self._ledger.fail(name, attempt.epoch, how) == alive
+        said = how.model_copy(update={"message": f"failure {next(self._numbers)}"})
+        assert await self._ledger.fail(name, attempt.epoch, said) == alive
         if alive:
             operation.held = False
             attempt.effect = how.side_effect
@@ -231,8 +232,9 @@ class Walk:
 
     async def _renew(self) -> None:
         name, operation, attempt, alive = self._pick()
-        assert await self._ledger.renew(name, attempt.epoch) == alive
-        if alive:
+        running = alive and operation.until > self._clock.seconds
+        assert await self._ledger.renew(name, attempt.epoch) == running
+        if running:
             operation.until = self._clock.seconds + LEASE.total_seconds()
 
     async def _time_passes(self) -> None:
@@ -295,6 +297,7 @@ class Walk:
             redrives=looked_at,
             logical_attempt=self._logical_attempt,
             new_operation=change is Change.REDRIVE and self._random.random() < 0.3,
+            accepts_risk=self._random.random() < 0.5,
             output=output,
         )
         answer = await self._ledger.decide(wanted, moment(self._now))
@@ -306,18 +309,19 @@ class Walk:
         assert again.record == answer.record
         self.happened[f"{change} {answer.record.outcome}"] += 1
         if accepted:
-            self._accepted(change, wanted.new_operation, output)
+            self._accepted(change, wanted, output)
 
-    def _accepted(self, change: Change, new_operation: bool, output: int) -> None:
+    def _accepted(self, change: Change, wanted: DecideRequest, output: int) -> None:
         operation = self._current
         operation.fence()
         self._fence = self._now
         match change:
             case Change.REDRIVE:
                 for attempt in operation.attempts:
-                    attempt.accepted = True
+                    attempt.accepted = attempt.accepted or wanted.accepts_risk
+                    attempt.unusable = attempt.unusable and attempt.settled
                 self._redrives += 1
-                if new_operation:
+                if wanted.new_operation:
                     self._logical_attempt += 1
                     self._operations[self._logical_attempt] = Operation()
                     self._seen = 0

@@ -13,7 +13,7 @@ import pytest
 
 from activities.ledger import LedgerUnavailableError, open_ledger
 from activities.ledger.records import Busy, Granted
-from tests.unit.ledger_lab import OPERATION, request
+from tests.unit.ledger_lab import OPERATION, REFUSED, failed, request, view
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,6 +141,22 @@ async def test_what_was_committed_is_there_when_the_ledger_is_opened_again(tmp_p
     assert isinstance(before, Granted)
     assert isinstance(await ledger.claim(request(1)), Busy)
     assert await ledger.succeed(OPERATION, before.epoch, "done")
+    await ledger.close()
+
+
+async def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    ledger = await open_ledger(url(path))
+    await failed(ledger, request(), REFUSED)
+    await ledger.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE tool_pause; DROP INDEX attempt_unsettled; ALTER TABLE attempt DROP COLUMN started_boot; "
+            "ALTER TABLE attempt DROP COLUMN started_clock; PRAGMA user_version = 1"
+        )
+    ledger = await open_ledger(url(path))
+    assert len((await view(ledger)).attempts) == 1
+    assert isinstance(await ledger.claim(request(1)), Granted)
     await ledger.close()
 
 

@@ -35,7 +35,7 @@ CREATE TABLE operation (
     epoch INTEGER NOT NULL,
     owner TEXT,
     lease_boot TEXT,
-    lease_until REAL,
+    lease_until DOUBLE PRECISION,
     scheduled_at TEXT NOT NULL,
     succeeded_at TEXT,
     result TEXT,

@@ -1,0 +1,114 @@
+"""What one call has learned of its tool, for all others: that it asked to be left alone, or that it is down.
+
+One probe finds out when that is over, not every operation by itself. All of it inside transactions of the `Store`.
+"""
+
+from datetime import timedelta
+from typing import Any, Final
+
+from activities.ledger.clock import Moment
+from activities.ledger.records import ClaimRequest, Paused
+from activities.ledger.rows import Row, lease_left, own_time, to_text, to_time
+from contracts.failures import Category, Code, Outcome
+from contracts.identity import OperationId
+
+__all__ = ["Pauses"]
+
+_REFUSALS: Final = (Category.RATE_LIMITED, Category.DEPENDENCY_DOWN)
+_DOWN: Final = 3
+"""Failures in a row: one bad answer of a flaky tool must not stop a thousand others."""
+_PROBING: Final = timedelta(seconds=1)
+"""In how long the others ask again while a probe is under way; most have an end by then."""
+
+
+class Pauses:
+    """The tools' pauses, over the queries of one SQL dialect.
+
+    There is one while ``until`` is set: before that time nobody is granted a claim, and from then on one at a time, the
+    probe, until one has been answered. Whose failure it came from may be the probe sooner: it has a time of its own,
+    which an operator can bring forward. Without ``until``, failures of an unreachable tool are only counted.
+    """
+
+    def __init__(self, queries: Any) -> None:
+        self._sql = queries
+
+    def ask(self, connection: Any, moment: Moment, request: ClaimRequest, epoch: int) -> Paused | None:
+        """Whether a claim, about to be granted, has to wait; None makes it the probe where there is a pause."""
+        pause = self._sql.pause(connection, tool=request.tool)
+        if pause is None or pause["until"] is None:
+            return None
+        category = Category(pause["category"])
+        left = _left(moment, pause)
+        if left > timedelta(0) and pause["opener"] != str(request.operation):
+            return Paused(remaining=left, category=category, probing=False)
+        # A probe whose lease has run out is lost; the next one takes its place, and of many at once, the first.
+        probing = lease_left(moment, pause)
+        if probing <= timedelta(0) and self._sql.begin_probe(
+            connection,
+            tool=request.tool,
+            operation_id=str(request.operation),
+            epoch=epoch,
+            until=pause["until"],
+            earlier=pause["probe"],
+            earlier_epoch=pause["probe_epoch"],
+        ):
+            return None
+        return Paused(remaining=_PROBING, category=category, probing=True)
+
+    def answered(self, connection: Any, operation: OperationId, epoch: int) -> None:
+        """The tool works: nothing is counted any more, and if the probe says so, the pause is over.
+
+        Whoever was on its way when the pause began lifts nothing: that others got through is why a tool says 429.
+        """
+        self._sql.lift_pause(connection, operation_id=str(operation), epoch=epoch)
+
+    def failed(
+        self,
+        connection: Any,
+        moment: Moment,
+        operation: Row,
+        outcome: Outcome,
+        wait: timedelta | None,
+        floor: timedelta | None,
+    ) -> None:
+        """What a failed attempt says of its tool.
+
+        Args:
+            connection: In its transaction.
+            moment: The present.
+            operation: Its row, under the epoch of the attempt.
+            outcome: How the attempt failed.
+            wait: In how long its next one is planned; None: a person is asked first, and the others find out.
+            floor: How long the tool asks to be left alone.
+        """
+        attempt = {"operation_id": operation["operation_id"], "epoch": operation["epoch"]}
+        # A deadline that passes before a call only repeats the category of the last one.
+        refused = outcome.category in _REFUSALS and outcome.code != Code.DEADLINE_EXCEEDED
+        if not refused:
+            if outcome.http_status is not None:
+                self._sql.lift_pause(connection, **attempt)
+            else:
+                # It says nothing of the tool; if it was the probe, another has to be.
+                self._sql.end_probe(connection, **attempt)
+            return
+        probe = self._sql.end_probe(connection, **attempt) == 1
+        now = {"started_at": to_text(moment.now), "started_boot": moment.boot, "started_clock": moment.seconds}
+        pause = self._sql.count_failure(connection, tool=operation["tool"], category=outcome.category, **now)
+        opens = outcome.category is Category.RATE_LIMITED or pause["until"] is not None or pause["failures"] >= _DOWN
+        if wait is None or not opens:
+            return
+        left, asked = _left(moment, pause), floor if floor is not None else wait
+        # What was on its way when the pause began does not change it, unless the tool itself asks for more.
+        if left <= timedelta(0) or (asked > left and (probe or floor is not None)):
+            self._sql.open_pause(
+                connection,
+                tool=operation["tool"],
+                operation_id=operation["operation_id"],
+                category=outcome.category,
+                until=to_text(moment.now + asked),
+                **now,
+            )
+
+
+def _left(moment: Moment, pause: Row) -> timedelta:
+    return to_time(pause["until"]) - own_time(moment, pause) if pause["until"] is not None else timedelta(0)
