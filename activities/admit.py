@@ -28,7 +28,7 @@ class Admit:
 
     def _admit(self, run_id: str, payloads: list[Json]) -> Admission:
         try:
-            spec = parse_run(run_id, payloads)
+            spec = parse_run(run_id, payloads, self._context.limits)
         except InvalidRunError as error:
             return Admission(problems=error.problems)
         problems = tool_problems(self._context.catalog, spec.nodes)
@@ -36,7 +36,8 @@ class Admit:
             return Admission(problems=bounded(problems))
         names = dict.fromkeys(node.tool for node in spec.nodes)
         tools = {name: tool for name in names if (tool := self._context.catalog.get(name)) is not None}
-        return Admission(tools={name: facts(tool, self._context.task_queue) for name, tool in tools.items()})
+        found = {name: facts(tool, self._context) for name, tool in tools.items()}
+        return Admission(tools=found, limits=self._context.limits)
 
 
 def tool_problems(catalog: Catalog, nodes: list[NodeSpec]) -> list[str]:

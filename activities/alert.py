@@ -1,13 +1,16 @@
 """``alert``: tells people about a dead letter, once."""
 
+import asyncio
 import uuid
+from http import HTTPStatus
 from typing import Final
 
-import httpx
+import aiohttp
 import structlog
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.wire import proxy_for, tls_context, wire_url
 from contracts.dead_letters import Entry
 from contracts.identity import KEY_NAMESPACE, dead_letter_workflow_id
 
@@ -22,6 +25,7 @@ class Alert:
 
     def __init__(self, webhook: str | None) -> None:
         self._webhook = webhook
+        self._tls = tls_context() if webhook is not None else None
 
     @activity.defn(name="alert")
     async def alert(self, entry: Entry) -> None:
@@ -32,22 +36,34 @@ class Alert:
         """
         if activity.info().attempt == 1:
             _announce(entry)
-        if self._webhook is None:
+        if self._webhook is None or self._tls is None:
             return
         body = entry.model_dump(mode="json", exclude={"input"}) | {
             "dead_letter": dead_letter_workflow_id(entry.run_id, entry.node_id)
         }
         key = uuid.uuid5(KEY_NAMESPACE, f"{entry.operation_id}/alert/{entry.redrives}")
         try:
-            async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, follow_redirects=False) as client:
-                answer = await client.post(self._webhook, json=body, headers={"Idempotency-Key": str(key)})
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Its body is nobody's business, and may be as large and as slow as it likes.
+            url = wire_url(self._webhook)
+            async with (
+                asyncio.timeout(_TIMEOUT_SECONDS),
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls)) as session,
+                session.post(
+                    url,
+                    json=body,
+                    headers={"Idempotency-Key": str(key)},
+                    allow_redirects=False,
+                    proxy=proxy_for(url),
+                ) as answer,
+            ):
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError) as error:
             # `from None`: the exception's own text may hold the URL.
             raise ApplicationError(
                 f"the webhook could not be reached: {type(error).__name__}", type="AlertFailed"
             ) from None
-        if not answer.is_success:
-            raise ApplicationError(f"the webhook answered {answer.status_code}", type="AlertFailed")
+        if not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+            raise ApplicationError(f"the webhook answered {status}", type="AlertFailed")
 
 
 def _announce(entry: Entry) -> None:

@@ -4,32 +4,35 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
-import httpx
+import aiohttp
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.classify import Success, classify_answer, classify_exception, declare
 from activities.context import WORKER, Context, attempt_budgets, delivery, facts, unique_owner
 from activities.http import Call, NotSentError
+from activities.ledger.clock import boot_seconds
 from activities.ledger.errors import LedgerUnavailableError
 from activities.ledger.interface import LEASE, RENEW_EVERY
 from activities.ledger.records import (
+    Begun,
     Busy,
     ClaimAnswer,
     ClaimRequest,
     Granted,
     Mismatch,
+    Paused,
     Settled,
     Spent,
     Stale,
     Unsettled,
 )
-from activities.ledger.sqlite import boot_seconds
 from activities.requests import body_and_url, call_headers, input_problems
 from activities.schedule import Again, Stop, next_step
+from activities.threads import look_into
 from contracts.canonical import content_hash, json_size
 from contracts.dispatch import CallResult, Dispatch, FailureDetails, NodeEnd
 from contracts.failures import (
@@ -42,15 +45,18 @@ from contracts.failures import (
     SideEffect,
     clip_message,
 )
-from contracts.runs import MAX_INPUT_BYTES, Source
+from contracts.runs import Source
 from contracts.tools import Approval, Effect, Idempotency, Tool
 
-__all__ = ["CallTool", "dedupes"]
+__all__ = ["CallTool"]
 
 _SLOT_WAIT_SECONDS: Final = 5.0
 _LONGEST_WAIT: Final = timedelta(seconds=30)
 """After which a delivery that got no attempt comes back."""
 _COMMIT_AGAIN_SECONDS: Final = 1.0
+_PENDING_MESSAGE: Final = 1000
+"""Bytes of a message while the call is pending. Of a failure above 4 KB, with its causes and details, the server shows
+nothing at all (``limit.mutableStateActivityFailureSize.error``); the ledger has the whole of it."""
 _LAST_COMMIT: Final = timedelta(seconds=5)
 """Before the activity's own timeout: the time to say that the ledger never came back."""
 
@@ -98,8 +104,11 @@ class _Entry:
         self._dispatch = dispatch
         self._operation = dispatch.operation
         self._delivery = delivery()
+        self._since_delivered = boot_seconds()
         details = activity.info().heartbeat_details
         self._attempted = details[0] if details and isinstance(details[0], int) else 0
+        self._attempted_before = self._attempted
+        self._begun = 0.0
         self._lease_until = 0.0
         self._granted: Granted | None = None
         self.called_off = False
@@ -144,7 +153,7 @@ class _Entry:
         try:
             answer = await self._claim(tool)
         except LedgerUnavailableError as error:
-            raise self._no_attempt(*_away(error)) from error
+            raise self._no_attempt(*_away(error)) from None
         match answer:
             case Granted():
                 return await self._attempt(tool, answer)
@@ -156,6 +165,9 @@ class _Entry:
                     operation_id=answer.operation_id,
                     attempt_count=answer.attempt_count,
                 )
+            case Begun():
+                # Final for the run alone: with a time, so its node's workflow goes on, at once.
+                raise self._error(_BEGUN, 0, final=True, next_eligible_at=self._now())
             case Stale():
                 return self._moved(answer, tool)
             case Busy(floor=True):
@@ -167,6 +179,8 @@ class _Entry:
                     "another delivery is at work on this operation",
                     answer.remaining,
                 )
+            case Paused():
+                raise self._paused(answer)
             case Unsettled():
                 raise self._error(_unsettled(answer), answer.attempts[-1].attempt, final=True)
             case Spent():
@@ -182,34 +196,44 @@ class _Entry:
             tool=self._dispatch.tool,
             fingerprint=self._dispatch.fingerprint,
             input=self._dispatch.input,
-            input_hash=content_hash(self._dispatch.input),
+            input_hash=await look_into(self._dispatch.input, content_hash, self._dispatch.input),
             scheduled_at=activity.info().current_attempt_scheduled_time,
             node_started_at=self._dispatch.node_started_at,
+            now=self._now(),
             delivery=self._delivery,
             owner=unique_owner(),
             worker=WORKER,
             budgets=attempt_budgets(tool),
             risk=SideEffect.NONE if tool is not None and tool.effect is Effect.READ else SideEffect.POSSIBLE,
+            first_only=self._dispatch.first_attempt,
         )
-        self._lease_from(boot_seconds())
-        answer = await self._context.ledger.claim(request)
+        answer = await self._ask(request)
         if (
             isinstance(answer, Unsettled)
             and tool is not None
             and answer.resendable
-            and dedupes(tool, answer.first_sent_at)
+            and tool.harmless_to_repeat(answer.since_first_send)
         ):
-            self._lease_from(boot_seconds())
-            answer = await self._context.ledger.claim(request.model_copy(update={"despite_epoch": answer.epoch}))
+            answer = await self._ask(request.model_copy(update={"despite_epoch": answer.epoch}))
         if isinstance(answer, Granted):
             self._granted = answer
-            # Tells the next delivery that this one got as far as an attempt.
-            self._attempted = self._delivery.attempt
-            activity.heartbeat(self._attempted)
+            self._attempted_before, self._attempted = self._attempted, self._delivery.attempt
         return answer
 
+    async def _ask(self, request: ClaimRequest) -> ClaimAnswer:
+        """Claims; and asks again, for as long as a lease, if nobody knows whether the claim was taken."""
+        self._begun = boot_seconds()
+        while True:
+            self._lease_from(boot_seconds())
+            try:
+                return await self._context.ledger.claim(request)
+            except LedgerUnavailableError as error:
+                if not error.uncertain or boot_seconds() >= self._begun + LEASE.total_seconds():
+                    raise
+                await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
+
     async def _attempt(self, tool: Tool | None, granted: Granted) -> CallResult:
-        refused = self._refusal(tool, granted)
+        refused = await look_into(self._dispatch.input, self._refusal, tool, granted)
         if tool is None or refused is not None:
             raise await self._failed(tool, granted, refused or _tool_missing(self._dispatch.tool))
         result = await self._send(tool, granted)
@@ -227,7 +251,7 @@ class _Entry:
 
     def _refusal(self, tool: Tool | None, granted: Granted) -> Outcome | None:
         """Why nothing is sent, found without a call; None if it may be."""
-        now = datetime.now(UTC)
+        now = self._now()
         dispatch = self._dispatch
         if now >= dispatch.deadline:
             last = granted.last_category or Category.TRANSIENT
@@ -252,16 +276,17 @@ class _Entry:
                 Code.APPROVAL_EXPIRED,
                 f"the approval {dispatch.approval.id!r} expired at {dispatch.approval.expires_at:%Y-%m-%dT%H:%M:%SZ}",
             )
-        if problems := input_problems(tool, dispatch.input):
-            large = json_size(dispatch.input) > MAX_INPUT_BYTES
+        largest = self._context.limits.input
+        if problems := input_problems(tool, dispatch.input, largest):
+            large = json_size(dispatch.input) > largest
             code = Code.INPUT_TOO_LARGE if large else Code.INPUT_INVALID
             return _not_sent(Category.INVALID_INPUT, code, "; ".join(problems))
         return None
 
     async def _send(self, tool: Tool, granted: Granted) -> Success | Outcome:
         url, body = body_and_url(tool, self._dispatch.input)
-        call = Call(self._check)
-        holds = dedupes(tool, granted.first_sent_at)
+        call = Call(self._check, self._begun + tool.timeout.total_seconds())
+        holds = tool.harmless_to_repeat(granted.since_first_send)
         try:
             answer = await self._context.http.send(
                 tool,
@@ -275,11 +300,14 @@ class _Entry:
             )
         except NotSentError as error:
             return _not_sent(Category.TRANSIENT, error.code, str(error))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except aiohttp.ClientError as error:
             outcome = classify_exception(error, call.sent)
             outcome = outcome.model_copy(update={"message": self._context.secrets.redact(outcome.message)})
             return declare(outcome, tool, holds)
-        meaning = classify_answer(tool, answer, dedupes_by_key=holds and tool.idempotency is Idempotency.KEY)
+        by_key = holds and tool.idempotency is Idempotency.KEY
+        meaning = await look_into(
+            answer.body, classify_answer, tool, answer, dedupes_by_key=by_key, largest=self._context.limits.output
+        )
         return declare(meaning, tool, holds) if isinstance(meaning, Outcome) else meaning
 
     def _check(self) -> None:
@@ -294,7 +322,7 @@ class _Entry:
 
     async def _failed(self, tool: Tool | None, granted: Granted, outcome: Outcome) -> ApplicationError:
         """Commits the failure and what follows from it; answers the error to raise."""
-        now = datetime.now(UTC)
+        now = self._now()
         counts = 0 if outcome.code in UNCOUNTED else 1
         step = next_step(
             outcome,
@@ -312,16 +340,22 @@ class _Entry:
                 self._operation,
                 granted.epoch,
                 outcome,
-                next_eligible_at=again.at if again else None,
-                not_before=again.not_before if again else None,
+                wait=again.at - now if again else None,
+                floor=again.not_before - now if again and again.not_before else None,
             )
         )
         if not committed:
             raise self._no_attempt(Category.TRANSIENT, Code.FENCED, _FENCED, timedelta(seconds=1))
         if outcome.code == Code.CANCELLED:
             raise asyncio.CancelledError(outcome.message)
+        if again is not None and outcome.code in UNCOUNTED:
+            # It is listed, but costs nothing, like a delivery that got no attempt: it must not go on for ever either.
+            self._attempted = self._attempted_before
+            return self._no_attempt(outcome.category, Code(outcome.code), outcome.message, again.at - now)
         if again is not None:
-            return self._error(outcome, granted.attempt, final=False, next_eligible_at=again.at, delay=again.at - now)
+            # From now, not from before the commit: whoever waits must not come back before the ledger's own time.
+            wait = again.at - now
+            return self._error(outcome, granted.attempt, final=False, next_eligible_at=self._now() + wait, delay=wait)
         if isinstance(step, Stop) and step.why:
             update = {"message": clip_message(f"{outcome.message} ({step.why})")}
             outcome = outcome.model_copy(update=update | ({"code": Code.DEADLINE_EXCEEDED} if step.late else {}))
@@ -335,8 +369,8 @@ class _Entry:
             try:
                 return await work()
             except LedgerUnavailableError as error:
-                if datetime.now(UTC) >= until:
-                    raise self._no_attempt(*_away(error)) from error
+                if self._now() >= until:
+                    raise self._no_attempt(*_away(error)) from None
                 activity.logger.warning("the ledger is away; the answer of %s is kept: %s", self._operation, error)
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 
@@ -354,7 +388,7 @@ class _Entry:
             operation_id=str(self._operation),
             attempt_count=stale.attempt_count,
             redriven=stale.current,
-            tool=facts(tool, self._context.task_queue) if tool is not None else None,
+            tool=facts(tool, self._context) if tool is not None else None,
         )
 
     def _no_attempt(self, category: Category, code: Code, message: str, wait: timedelta) -> ApplicationError:
@@ -368,7 +402,21 @@ class _Entry:
         # Not sooner than asked, but longer each time; jitter keeps a crowd from coming back together.
         patience = timedelta(seconds=0.5 * 2 ** min(in_a_row, 6) * (1 + random.random()))
         delay = min(max(wait, patience), _LONGEST_WAIT)
-        return self._error(outcome, 0, final=False, next_eligible_at=datetime.now(UTC) + delay, delay=delay)
+        return self._error(outcome, 0, final=False, next_eligible_at=self._now() + delay, delay=delay)
+
+    def _paused(self, answer: Paused) -> ApplicationError:
+        """Comes back after the tool's pause. That is nobody's failure, and none of the deliveries that are counted."""
+        self._attempted = 1 + (self._attempted if self._attempted < self._delivery.attempt else 0)
+        until = self._now() + answer.remaining
+        message = _pause(answer, until)
+        if until >= self._dispatch.deadline:
+            late = f"{message}, past the node's deadline"
+            return self._error(_not_sent(answer.category, Code.DEADLINE_EXCEEDED, late), 0, final=True)
+        # The crowd comes back over a time that grows as long as it is kept waiting.
+        spread = min(timedelta(seconds=0.5 * 2 ** min(self._delivery.attempt, 6)), _LONGEST_WAIT)
+        delay = answer.remaining + spread * random.random()
+        outcome = _not_sent(answer.category, Code.BUSY, message)
+        return self._error(outcome, 0, final=False, next_eligible_at=self._now() + delay, delay=delay)
 
     def _error(
         self,
@@ -378,14 +426,21 @@ class _Entry:
         next_eligible_at: datetime | None = None,
         delay: timedelta | None = None,
     ) -> ApplicationError:
+        """To be raised ``from None``: see `_PENDING_MESSAGE`."""
+        # The node's own workflow goes on from where the run's first attempt has come to.
+        final = final or (self._dispatch.first_attempt and attempt > 0)
+        if not final:
+            # Tells the next delivery whether this one got as far as an attempt. Sooner, it would cost every call.
+            activity.heartbeat(self._attempted)
+        message = outcome.message if final else clip_message(outcome.message, _PENDING_MESSAGE)
         return ApplicationError(
-            outcome.message,
+            message,
             FailureDetails(
                 operation_id=str(self._operation),
                 attempt=attempt,
                 category=outcome.category,
                 code=outcome.code,
-                message=outcome.message,
+                message=message,
                 http_status=outcome.http_status,
                 side_effect=outcome.side_effect,
                 next_eligible_at=next_eligible_at,
@@ -397,6 +452,10 @@ class _Entry:
             non_retryable=final,
             next_retry_delay=delay,
         )
+
+    def _now(self) -> datetime:
+        """The present by Temporal's clock, which the deadline is from: this machine's own may say anything."""
+        return activity.info().started_time + timedelta(seconds=boot_seconds() - self._since_delivered)
 
     def _lease_from(self, moment: float) -> None:
         # Counted from before the claim, so that it never looks longer here than it is in the ledger.
@@ -412,6 +471,13 @@ _LEFT_ALONE: Final = Outcome(
     side_effect=SideEffect.NONE,
 )
 
+_BEGUN: Final = Outcome(
+    category=Category.TRANSIENT,
+    code=Code.BUSY,
+    message="the operation has been attempted before; its node goes on with it",
+    side_effect=SideEffect.NONE,
+)
+
 _MISMATCH: Final = Outcome(
     category=Category.INVALID_INPUT,
     code=Code.INPUT_MISMATCH,
@@ -419,15 +485,6 @@ _MISMATCH: Final = Outcome(
     "it as a new operation",
     side_effect=SideEffect.NONE,
 )
-
-
-def dedupes(tool: Tool, first_sent_at: datetime) -> bool:
-    """Whether repeating the operation is harmless: the tool only reads, or still dedupes by its key."""
-    if tool.effect is Effect.READ:
-        return True
-    if tool.idempotency is not Idempotency.KEY:
-        return False
-    return tool.dedupe_window is None or datetime.now(UTC) < first_sent_at + tool.dedupe_window
 
 
 def _away(error: LedgerUnavailableError) -> tuple[Category, Code, str, timedelta]:
@@ -440,6 +497,14 @@ def _not_sent(category: Category, code: Code, message: str) -> Outcome:
 
 def _tool_missing(name: str) -> Outcome:
     return _not_sent(Category.TRANSIENT, Code.TOOL_MISSING, f"this worker's catalog has no tool {name!r}")
+
+
+def _pause(answer: Paused, until: datetime) -> str:
+    down = answer.category is Category.DEPENDENCY_DOWN
+    if answer.probing:
+        return f"the tool {'is down' if down else 'had asked to be left alone'}; one call probes it"
+    why = "is down, and is" if down else "asked to be"
+    return f"the tool {why} left alone until {until:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _unsettled(answer: Unsettled) -> Outcome:

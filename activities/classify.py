@@ -1,6 +1,6 @@
 """What an outcome means: the classification table of the semantics, pure.
 
-What httpx raises stands in the second table; it counts as an effect only if bytes may have gone.
+What aiohttp raises stands in the second table; it counts as an effect only if bytes may have gone.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,15 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
-import httpx
+import aiohttp
 
 from activities.retry_after import rate_limit_reset, retry_after
+from activities.wire import PoolTimeoutError, WriteTimeoutError
 from contracts.base import Json
 from contracts.canonical import json_size, same_json
 from contracts.failures import Category, Code, Outcome, SideEffect, clip_message
+from contracts.limits import INLINE
 from contracts.pointers import at_pointer
-from contracts.runs import MAX_OUTPUT_BYTES
 from contracts.schemas import schema_problems
 from contracts.tools import Effect, Idempotency, Meaning, Rule, Tool
 
@@ -55,16 +56,18 @@ _CLASSES: Final[Mapping[int, tuple[Category, SideEffect]]] = {
 
 _GATEWAY_STATUSES: Final = (502, 503, 504)
 
-_EXCEPTIONS: Final[tuple[tuple[type[httpx.HTTPError], tuple[Category, SideEffect], Code], ...]] = (
-    (httpx.PoolTimeout, _TRANSIENT, Code.POOL_EXHAUSTED),
-    (httpx.ConnectTimeout, (Category.DEPENDENCY_DOWN, SideEffect.NONE), Code.CONNECT_TIMEOUT),
-    (httpx.ConnectError, (Category.DEPENDENCY_DOWN, SideEffect.NONE), Code.CONNECT_FAILED),
-    (httpx.ReadTimeout, _UNKNOWN, Code.READ_TIMEOUT),
-    (httpx.WriteTimeout, _UNKNOWN, Code.WRITE_TIMEOUT),
-    (httpx.NetworkError, _UNKNOWN, Code.CONNECTION_LOST),
-    (httpx.RemoteProtocolError, _UNKNOWN, Code.PROTOCOL_ERROR),
+_NOT_SENT: Final = (Category.DEPENDENCY_DOWN, SideEffect.NONE)
+
+_EXCEPTIONS: Final[tuple[tuple[type[aiohttp.ClientError], tuple[Category, SideEffect], Code], ...]] = (
+    (PoolTimeoutError, _TRANSIENT, Code.POOL_EXHAUSTED),
+    (aiohttp.ConnectionTimeoutError, _NOT_SENT, Code.CONNECT_TIMEOUT),
+    (aiohttp.ClientConnectorError, _NOT_SENT, Code.CONNECT_FAILED),
+    (aiohttp.SocketTimeoutError, _UNKNOWN, Code.READ_TIMEOUT),
+    (WriteTimeoutError, _UNKNOWN, Code.WRITE_TIMEOUT),
+    (aiohttp.ServerDisconnectedError, _UNKNOWN, Code.PROTOCOL_ERROR),
+    (aiohttp.ClientConnectionError, _UNKNOWN, Code.CONNECTION_LOST),
 )
-"""First match wins; a subclass stands before its base."""
+"""First match wins; a subclass stands before its base. Whatever else there is says that HTTP was broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,45 +116,44 @@ class Success:
     output: Json
 
 
-def classify_answer(tool: Tool, answer: Answer, dedupes_by_key: bool) -> Success | Outcome:
+def classify_answer(
+    tool: Tool, answer: Answer, dedupes_by_key: bool, largest: int = INLINE.output
+) -> Success | Outcome:
     """What an answer means.
 
     Args:
         tool: The tool.
         answer: Its answer.
         dedupes_by_key: Whether the tool dedupes by key, inside its window.
+        largest: How many bytes a result may have.
     """
     for rule in tool.rules:
         if _matches(rule, answer):
             if rule.category is Meaning.SUCCESS:
-                return _success(tool, answer)
+                return _success(tool, answer, largest)
             by_table = _by_table(answer, dedupes_by_key)[1]
             return _outcome(answer, Category(rule.category), rule.side_effect or by_table)
     if HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
-        return _success(tool, answer)
+        return _success(tool, answer, largest)
     return _outcome(answer, *_by_table(answer, dedupes_by_key))
 
 
-def classify_exception(error: httpx.HTTPError | httpx.InvalidURL, sent: bool) -> Outcome:
+def classify_exception(error: aiohttp.ClientError, sent: bool) -> Outcome:
     """What it means that a call raised instead of answering.
 
     Args:
         error: What was raised.
         sent: Whether bytes of the request may have gone.
     """
-    (category, side_effect), code = _UNKNOWN, Code.PROTOCOL_ERROR
-    for kind, meaning, its_code in _EXCEPTIONS:
-        if isinstance(error, kind):
-            (category, side_effect), code = meaning, its_code
-            break
+    found = ((meaning, code) for kind, meaning, code in _EXCEPTIONS if isinstance(error, kind))
+    (category, side_effect), code = next(found, (_UNKNOWN, Code.PROTOCOL_ERROR))
     if not sent and side_effect is not SideEffect.NONE:
-        category, side_effect = Category.DEPENDENCY_DOWN, SideEffect.NONE
-        code = Code.CONNECT_TIMEOUT if isinstance(error, httpx.TimeoutException) else Code.CONNECT_FAILED
-    reason = str(error) or type(error).__name__
+        category, side_effect = _NOT_SENT
+        code = Code.CONNECT_TIMEOUT if isinstance(error, aiohttp.ServerTimeoutError) else Code.CONNECT_FAILED
     return Outcome(
         category=category,
         code=code,
-        message=clip_message(f"{code.replace('_', ' ')}: {reason}"),
+        message=clip_message(f"{code.replace('_', ' ')}: {_said(error)}"),
         side_effect=side_effect,
     )
 
@@ -168,6 +170,18 @@ def declare(outcome: Outcome, tool: Tool, window_holds: bool) -> Outcome:
     return outcome.model_copy(update={"category": category, "side_effect": side_effect})
 
 
+def _said(error: aiohttp.ClientError) -> str:
+    match error:
+        case aiohttp.ServerDisconnectedError():
+            # Its text may be as much of an answer's head as had come.
+            return "the server disconnected without an answer"
+        case aiohttp.ClientResponseError():
+            # Its text holds the URL, and that what an input held.
+            return " ".join(error.message.split()) or type(error).__name__
+        case _:
+            return str(error) or type(error).__name__
+
+
 def _by_table(answer: Answer, dedupes_by_key: bool) -> tuple[Category, SideEffect]:
     status = answer.status
     if status == HTTPStatus.CONFLICT and dedupes_by_key:
@@ -181,7 +195,7 @@ def _by_table(answer: Answer, dedupes_by_key: bool) -> tuple[Category, SideEffec
     return _STATUSES.get(status) or _CLASSES.get(status // 100, _UNKNOWN)
 
 
-def _success(tool: Tool, answer: Answer) -> Success | Outcome:
+def _success(tool: Tool, answer: Answer, largest: int) -> Success | Outcome:
     if answer.problem is not None:
         return Outcome(
             category=Category.UNKNOWN_SIDE_EFFECT,
@@ -191,8 +205,8 @@ def _success(tool: Tool, answer: Answer) -> Success | Outcome:
             http_status=answer.status,
         )
     problem = None
-    if (size := json_size(answer.body)) > MAX_OUTPUT_BYTES:
-        problem = f"the result has {size} bytes; {MAX_OUTPUT_BYTES} are allowed"
+    if (size := json_size(answer.body)) > largest:
+        problem = f"the result has {size} bytes; {largest} are allowed"
     elif problems := schema_problems(tool.output_schema, answer.body, "output"):
         problem = "the result breaks output_schema: " + "; ".join(problems)
     if problem is None:

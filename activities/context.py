@@ -15,6 +15,7 @@ from activities.secrets import Secrets
 from contracts.dead_letters import Delivery
 from contracts.dispatch import ToolFacts
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, POLICIES, Category
+from contracts.limits import INLINE, Limits
 from contracts.tools import Catalog, Tool
 
 __all__ = ["WORKER", "Context", "attempt_budgets", "delivery", "facts", "queue_of", "unique_owner"]
@@ -32,9 +33,10 @@ class Context:
     http: HttpClients
     ledger: Ledger
     task_queue: str
+    limits: Limits = INLINE
 
 
-def facts(tool: Tool, task_queue: str) -> ToolFacts:
+def facts(tool: Tool, context: Context) -> ToolFacts:
     """What the workflows need to know of a tool."""
     return ToolFacts(
         name=tool.name,
@@ -42,8 +44,9 @@ def facts(tool: Tool, task_queue: str) -> ToolFacts:
         fingerprint=tool.fingerprint,
         timeout=tool.timeout,
         absent_after=tool.absent_after,
-        task_queue=queue_of(tool, task_queue),
+        task_queue=queue_of(tool, context.task_queue),
         askable=tool.reconcile is not None,
+        largest_output=min(tool.max_response_bytes, context.limits.output),
     )
 
 

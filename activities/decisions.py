@@ -24,7 +24,10 @@ class CommitDecisions:
         return await self._context.ledger.decide(request, activity.info().current_attempt_scheduled_time)
 
     @activity.defn(name="cancel_nodes")
-    async def cancel_nodes(self, request: CancelRequest) -> None:
-        """Marks nodes as cancelled, so that nothing new is sent for them."""
+    async def cancel_nodes(self, request: CancelRequest) -> list[str]:
+        """Marks nodes as cancelled, or as stopped, so that nothing new is sent for them.
+
+        Answers those of them for which something has been sent whose effect is not known, or not yet.
+        """
         fence = activity.info().current_attempt_scheduled_time
-        await self._context.ledger.cancel(request.run_id, request.node_ids, fence)
+        return await self._context.ledger.cancel(request.run_id, request.node_ids, fence, for_good=request.for_good)

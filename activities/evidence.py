@@ -11,7 +11,7 @@ from contracts.dispatch import Evidence, EvidenceRequest
 from contracts.failures import SideEffect
 from contracts.tools import Effect
 
-__all__ = ["GatherEvidence"]
+__all__ = ["GatherEvidence", "may_have_forgotten"]
 
 
 class GatherEvidence:
@@ -26,7 +26,7 @@ class GatherEvidence:
         node = await self._context.ledger.node(request.run_id, request.node_id)
         attempts = node.attempts if node is not None else []
         side_effect = node.side_effect if node is not None else SideEffect.NONE
-        if not attempts and await self._forgotten(request):
+        if not attempts and await may_have_forgotten(self._context, request.tool, request.node_started_at):
             side_effect = SideEffect.POSSIBLE
         return Evidence(
             attempts=attempts[-MAX_ATTEMPTS_SHOWN:],
@@ -36,13 +36,18 @@ class GatherEvidence:
             delivery=node.delivery if node is not None else None,
             decisions=node.decisions if node is not None else [],
             redrives=node.redrives if node is not None else 0,
+            end=node.end if node is not None else None,
+            output=node.output if node is not None else None,
+            source=node.source if node is not None else None,
             at=datetime.now(UTC),
             redrive_version=version("redrive"),
             temporalio_version=version("temporalio"),
         )
 
-    async def _forgotten(self, request: EvidenceRequest) -> bool:
-        """Whether an earlier ledger, lost since, may have known of calls that can have had an effect."""
-        tool = self._context.catalog.get(request.tool)
-        reads = tool is not None and tool.effect is Effect.READ
-        return not reads and request.node_started_at < await self._context.ledger.born_at()
+
+async def may_have_forgotten(context: Context, tool_name: str, node_started_at: datetime | None) -> bool:
+    """Whether an earlier ledger, lost since, may have known of calls of a node that can have had an effect."""
+    tool = context.catalog.get(tool_name)
+    if tool is not None and tool.effect is Effect.READ:
+        return False
+    return node_started_at is None or activity.info().started_time - node_started_at > await context.ledger.age()

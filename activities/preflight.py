@@ -1,16 +1,15 @@
 """``preflight``: everything a redrive is checked against the present with. The rules are pure."""
 
+import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from enum import Enum, auto
 
 from temporalio import activity
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import WorkflowExecutionStatus
-from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.context import Context, facts
+from activities.evidence import may_have_forgotten
+from activities.executions import describe
 from activities.ledger.records import NodeView
 from activities.requests import input_problems
 from contracts.canonical import content_hash
@@ -18,6 +17,7 @@ from contracts.dead_letters import RefusalCode
 from contracts.dispatch import Approved, PreflightAnswer, PreflightRequest
 from contracts.failures import SideEffect
 from contracts.identity import node_workflow_id
+from contracts.limits import INLINE, Limits
 from contracts.schemas import schema_problems
 from contracts.tools import Approval, Effect, Idempotency, Tool
 
@@ -40,8 +40,9 @@ class Present:
     node_waits: bool
     tool: Tool | None
     side_effect: SideEffect
-    first_sent_at: datetime | None
+    since_first_send: timedelta | None
     now: datetime
+    limits: Limits = INLINE
 
 
 class Preflight:
@@ -59,25 +60,42 @@ class Preflight:
             run=await self._lifecycle(request.run_id),
             node_waits=await self._node_waits(request, node),
             tool=tool,
-            side_effect=node.side_effect if node is not None else SideEffect.POSSIBLE,
-            first_sent_at=node.first_sent_at if node is not None else None,
-            now=datetime.now(UTC),
+            side_effect=await self._side_effect(request, node),
+            since_first_send=node.since_first_send if node is not None else None,
+            # Temporal's clock: an approval is not to expire sooner on one machine than on another.
+            now=activity.info().started_time,
+            limits=self._context.limits,
         )
+        # In a thread: leases are renewed on this loop, and a large input takes seconds.
+        return await asyncio.to_thread(self._answer, request, present, node)
+
+    def _answer(self, request: PreflightRequest, present: Present, node: NodeView | None) -> PreflightAnswer:
+        tool = present.tool
         return PreflightAnswer(
             refusals=refusals(request, present),
             side_effect=present.side_effect,
             run_gone=present.run is Lifecycle.CLOSED,
-            tool=facts(tool, self._context.task_queue) if tool is not None else None,
+            tool=facts(tool, self._context) if tool is not None else None,
             approval=approval_after(request, tool),
             output_problems=(
                 schema_problems(tool.output_schema, request.resolution, "output") if request.resolves and tool else []
             ),
             redrives=node.redrives if node is not None else 0,
+            attempt_count=len(node.attempts) if node is not None else 0,
             ended=node.end if node is not None else None,
             output=node.output if node is not None else None,
             source=node.source if node is not None else None,
             at=present.now,
         )
+
+    async def _side_effect(self, request: PreflightRequest, node: NodeView | None) -> SideEffect:
+        """The current operation's; where the ledger has no attempt none was made, unless it has forgotten it."""
+        if node is not None and node.attempts:
+            return node.side_effect
+        forgotten = request.attempts_seen > 0 or request.redrives > (node.redrives if node is not None else 0)
+        if forgotten or await may_have_forgotten(self._context, request.tool.name, request.node_started_at):
+            return SideEffect.POSSIBLE
+        return SideEffect.NONE
 
     async def _node_waits(self, request: PreflightRequest, node: NodeView | None) -> bool:
         if node is not None and (node.end is not None or node.redrives > request.redrives):
@@ -85,24 +103,10 @@ class Preflight:
         return await self._lifecycle(node_workflow_id(request.run_id, request.node_id)) is Lifecycle.OPEN
 
     async def _lifecycle(self, workflow_id: str) -> Lifecycle:
-        client = activity.client()
-        # Not handle.describe(): it cannot read the status of a paused workflow.
-        try:
-            answer = await client.workflow_service.describe_workflow_execution(
-                DescribeWorkflowExecutionRequest(
-                    namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id)
-                )
-            )
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return Lifecycle.CLOSED
-            raise
-        if answer.workflow_execution_info.HasField("close_time") or answer.workflow_execution_info.status not in (
-            WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
-            WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_PAUSED,
-        ):
+        found = await describe(activity.client(), workflow_id)
+        if found is None or found.ended_at is not None:
             return Lifecycle.CLOSED
-        return Lifecycle.CANCELLING if answer.workflow_extended_info.cancel_requested else Lifecycle.OPEN
+        return Lifecycle.CANCELLING if found.cancelling else Lifecycle.OPEN
 
 
 def refusals(request: PreflightRequest, present: Present) -> list[RefusalCode]:
@@ -119,7 +123,7 @@ def refusals(request: PreflightRequest, present: Present) -> list[RefusalCode]:
         return [*found, RefusalCode.TOOL_MISSING]
     if tool.fingerprint != request.tool.fingerprint:
         found.append(RefusalCode.TOOL_CHANGED)
-    if request.unresolved or input_problems(tool, request.input):
+    if request.unresolved or input_problems(tool, request.input, present.limits.input):
         found.append(RefusalCode.INPUT_INVALID)
     if (approval := _approval_refusal(request, tool, present.now)) is not None:
         found.append(approval)
@@ -153,12 +157,7 @@ def _effect_refusal(request: PreflightRequest, present: Present, tool: Tool) -> 
         return None
     # A new operation has a new key: nothing at the tool knows it for a repetition.
     dedupes = tool.idempotency is Idempotency.KEY and not request.new_operation
-    window_over = (
-        tool.dedupe_window is not None
-        and present.first_sent_at is not None
-        and present.now >= present.first_sent_at + tool.dedupe_window
-    )
-    if dedupes and not window_over:
+    if dedupes and tool.harmless_to_repeat(present.since_first_send or timedelta(0)):
         return None
     if present.side_effect is SideEffect.CONFIRMED:
         return RefusalCode.EFFECT_CONFIRMED

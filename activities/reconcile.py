@@ -1,25 +1,28 @@
 """``reconcile``: asks a tool what became of an operation. Read-only at the tool; the ledger records what it said."""
 
+import asyncio
 import random
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import httpx
+import aiohttp
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.classify import Answer, classify_exception
 from activities.context import Context, attempt_budgets, delivery
 from activities.http import Call
+from activities.ledger.clock import boot_seconds
 from activities.ledger.errors import LedgerUnavailableError
+from activities.ledger.interface import RENEW_EVERY
 from activities.ledger.records import NodeView
 from activities.requests import UnsendableError, call_headers, fill
+from activities.threads import look_into
 from contracts.base import Json
 from contracts.canonical import json_size
 from contracts.dispatch import NodeEnd, ReconcileAnswer, ReconcileRequest, Verdict
 from contracts.failures import MAX_RESENDS_AFTER_ABSENT, Category, SideEffect, clip_message
 from contracts.pointers import at_pointer
-from contracts.runs import MAX_OUTPUT_BYTES
 from contracts.schemas import schema_problems
 from contracts.tools import Reconcile, Tool
 
@@ -44,6 +47,13 @@ class ReconcileOperation:
         Raises:
             ApplicationError: ``DEPENDENCY_DOWN`` while there is no answer yet, with the time of the next question.
         """
+        beating = asyncio.create_task(_beat())
+        try:
+            return await self._reconcile(request)
+        finally:
+            beating.cancel()
+
+    async def _reconcile(self, request: ReconcileRequest) -> ReconcileAnswer:
         tool = self._context.catalog.get(request.tool)
         node: NodeView | None = None
         try:
@@ -60,28 +70,28 @@ class ReconcileOperation:
         except LedgerUnavailableError as error:
             if activity.info().attempt >= attempt_budgets(tool)[Category.DEPENDENCY_DOWN]:
                 return self._no_answer(node, str(error))
-            raise _later(str(error), _LEDGER_AGAIN) from error
+            raise _later(str(error), _LEDGER_AGAIN) from None
 
     async def _ask(self, tool: Tool, how: Reconcile, request: ReconcileRequest, node: NodeView) -> ReconcileAnswer:
-        asked_at = datetime.now(UTC)
         try:
             answer = await self._get(tool, how, request)
         except UnsendableError as error:
             return self._no_answer(node, str(error))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except aiohttp.ClientError as error:
             message = self._context.secrets.redact(classify_exception(error, sent=True).message)
             return self._again_or_give_up(tool, request, node, message)
         if answer.status in how.absent and node.side_effect is SideEffect.CONFIRMED:
             # It has answered 2xx before: whatever this URL looks at, it is not what happened.
             return self._no_answer(node, "the tool says absent, but it has answered with a success before")
         if answer.status in how.absent:
-            horizon = (node.last_sent_at or asked_at) + tool.timeout + tool.absent_after
-            if node.in_flight or asked_at < horizon:
+            left = tool.timeout + tool.absent_after - (node.since_last_send or timedelta(0))
+            if node.in_flight or left > timedelta(0):
                 if request.once:
+                    horizon = datetime.now(UTC) + left
                     return self._no_answer(
                         node, f"absent, but an attempt may still take effect until {horizon:%H:%M:%SZ}"
                     )
-                wait = max(horizon - asked_at, timedelta(seconds=1)) + timedelta(seconds=0.1)
+                wait = max(left, timedelta(seconds=1)) + timedelta(seconds=0.1)
                 raise _later("absent so far; asked again when no attempt can take effect any more", wait)
             await self._context.ledger.settle_absent(request.operation, node.epoch)
             return self._settled(Verdict.ABSENT, node)
@@ -97,33 +107,22 @@ class ReconcileOperation:
         }
         url, _ = fill(how.url, fields)
         headers = call_headers(tool, request.operation.idempotency_key, request.trace_id, request.correlation_id)
-        return await self._context.http.send(tool, "GET", url, headers, None, Call(lambda: None))
+        call = Call(lambda: None, boot_seconds() + tool.timeout.total_seconds())
+        return await self._context.http.send(tool, "GET", url, headers, None, call)
 
     async def _committed(
         self, tool: Tool, how: Reconcile, request: ReconcileRequest, node: NodeView, answer: Answer
     ) -> ReconcileAnswer:
-        problem = answer.problem.message if answer.problem else None
-        output: Json = None
-        if problem is None:
-            try:
-                output = at_pointer(answer.body, how.output)
-            except LookupError:
-                problem = f"the committed answer has nothing at {how.output!r}"
-        if problem is None and (size := json_size(output)) > MAX_OUTPUT_BYTES:
-            problem = f"the result has {size} bytes; {MAX_OUTPUT_BYTES} are allowed"
-        if problem is None and (broken := schema_problems(tool.output_schema, output, "output")):
-            problem = "the result breaks output_schema: " + "; ".join(broken)
+        output, problem = await look_into(answer.body, _result_in, tool, how, answer, self._context.limits.output)
         if problem is not None:
             await self._context.ledger.confirm(request.operation)
             return ReconcileAnswer(
                 verdict=Verdict.COMMITTED,
                 message=clip_message(f"it happened, but {problem}"),
-                side_effect=SideEffect.CONFIRMED,
                 attempt_count=len(node.attempts),
             )
-        if not request.once:
-            await self._context.ledger.settle_committed(request.operation, node.epoch, output)
-        return _happened(node, output)
+        taken = request.once or await self._context.ledger.settle_committed(request.operation, node.epoch, output)
+        return _happened(node, output) if taken else self._no_answer(node, "it happened, but somebody has decided")
 
     def _again_or_give_up(self, tool: Tool, request: ReconcileRequest, node: NodeView, message: str) -> ReconcileAnswer:
         policy = tool.policy(Category.DEPENDENCY_DOWN)
@@ -136,17 +135,30 @@ class ReconcileOperation:
         return ReconcileAnswer(
             verdict=Verdict.NO_ANSWER,
             message=clip_message(message),
-            side_effect=node.side_effect if node is not None else SideEffect.POSSIBLE,
             attempt_count=len(node.attempts) if node is not None else 0,
         )
 
     def _settled(self, verdict: Verdict, node: NodeView) -> ReconcileAnswer:
         return ReconcileAnswer(
             verdict=verdict,
-            side_effect=SideEffect.NONE,
             may_resend=node.unknown_failures <= MAX_RESENDS_AFTER_ABSENT and not node.cancelled,
             attempt_count=len(node.attempts),
         )
+
+
+def _result_in(tool: Tool, how: Reconcile, answer: Answer, largest: int) -> tuple[Json, str | None]:
+    """The result in a committed answer, and why it is none."""
+    if answer.problem is not None:
+        return None, answer.problem.message
+    try:
+        output = at_pointer(answer.body, how.output)
+    except LookupError:
+        return None, f"the committed answer has nothing at {how.output!r}"
+    if (size := json_size(output)) > largest:
+        return None, f"the result has {size} bytes; {largest} are allowed"
+    if broken := schema_problems(tool.output_schema, output, "output"):
+        return None, "the result breaks output_schema: " + "; ".join(broken)
+    return output, None
 
 
 def _happened(node: NodeView, output: Json) -> ReconcileAnswer:
@@ -154,9 +166,15 @@ def _happened(node: NodeView, output: Json) -> ReconcileAnswer:
         verdict=Verdict.COMMITTED,
         usable=True,
         output=output,
-        side_effect=SideEffect.CONFIRMED,
         attempt_count=len(node.attempts),
     )
+
+
+async def _beat() -> None:
+    """Tells Temporal that this worker is there: one that is lost is noticed as soon as in the middle of a call."""
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(RENEW_EVERY.total_seconds())
 
 
 def _later(message: str, wait: timedelta) -> ApplicationError:

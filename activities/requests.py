@@ -9,15 +9,14 @@ from urllib.parse import quote, urlencode
 
 from contracts.base import Json, tell
 from contracts.canonical import json_size
-from contracts.runs import MAX_INPUT_BYTES
+from contracts.limits import INLINE
 from contracts.schemas import schema_problems
-from contracts.tools import Tool
+from contracts.tools import PLACEHOLDER, Tool
 
 __all__ = ["UnsendableError", "body_and_url", "call_headers", "fill", "input_problems"]
 
-_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _MAX_URL: Final = 65_000
-"""What httpx takes is a little more."""
+"""Far more than any server takes."""
 _WITH_BODY: Final = ("POST", "PUT", "PATCH")
 
 
@@ -25,11 +24,11 @@ class UnsendableError(Exception):
     """The input cannot be made into a request; the message names the field."""
 
 
-def input_problems(tool: Tool, value: Json) -> list[str]:
+def input_problems(tool: Tool, value: Json, largest: int = INLINE.input) -> list[str]:
     """Why an input cannot be sent to a tool: its size, its schema, its placeholders; an empty list if it can."""
     size = json_size(value)
-    if size > MAX_INPUT_BYTES:
-        return [f"the input has {size} bytes; {MAX_INPUT_BYTES} are allowed"]
+    if size > largest:
+        return [f"the input has {size} bytes; {largest} are allowed"]
     problems = schema_problems(tool.input_schema, value, "input")
     if not problems:
         try:
@@ -81,7 +80,7 @@ def fill(url: str, fields: Mapping[str, Json]) -> tuple[str, set[str]]:
         used.add(name)
         return quote(text, safe="", errors="replace")
 
-    return _PLACEHOLDER.sub(value_of, url), used
+    return PLACEHOLDER.sub(value_of, url), used
 
 
 def call_headers(tool: Tool, key: str, trace_id: str, correlation_id: str | None) -> dict[str, str]:

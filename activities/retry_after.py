@@ -17,24 +17,31 @@ _LONGEST_RESET: Final = timedelta(days=30)
 def retry_after(headers: Mapping[str, str], now: datetime) -> timedelta | None:
     """How long the tool asks to be left alone by ``Retry-After``, or None where it does not say so readably.
 
+    A moment is compared with the ``Date`` of the same answer, where it has one: both are by the tool's clock.
+
     Args:
         headers: The answer's, names in lower case.
-        now: The present, aware.
+        now: The present, aware; by our own clock.
     """
     text = headers.get("retry-after", "").strip()
     # Not str.isdigit: it takes Arabic-Indic digits and superscripts for digits too.
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=int(text))
+    if (moment := _date(text)) is None:
+        return None
+    return max(moment - (_date(headers.get("date", "").strip()) or now), timedelta(0))
+
+
+def _date(text: str) -> datetime | None:
+    """One of HTTP's three forms of a date (RFC 9110 section 5.6.7)."""
     try:
         moment = parsedate_to_datetime(text)
     except ValueError:
         return None
     if moment.tzinfo is None:
         # asctime's form has no zone; HTTP's dates are all UTC.
-        moment = moment.replace(tzinfo=UTC)
-    elif not text.endswith("GMT"):
-        return None
-    return max(moment - now, timedelta(0))
+        return moment.replace(tzinfo=UTC)
+    return moment if text.endswith("GMT") else None
 
 
 def rate_limit_reset(headers: Mapping[str, str]) -> timedelta | None:

@@ -59,6 +59,8 @@ class Secrets:
 
     def redact(self, text: str) -> str:
         """The text without any secret in it."""
+        if not self._values:
+            return text
         return self._pattern.sub(REDACTED, text)
 
     def redact_json(self, value: Json) -> Json:

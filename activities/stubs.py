@@ -9,18 +9,33 @@ from contracts.dead_letters import Entry
 from contracts.dispatch import (
     Admission,
     CancelRequest,
+    DeadLetterInput,
     DecideAnswer,
     DecideRequest,
     Dispatch,
     Evidence,
     EvidenceRequest,
+    OutputsRequest,
     PreflightAnswer,
     PreflightRequest,
     ReconcileAnswer,
     ReconcileRequest,
 )
+from contracts.sweep import Look, NodeRef
 
-__all__ = ["admit", "alert", "call_tool", "cancel_nodes", "decide", "gather_evidence", "preflight", "reconcile"]
+__all__ = [
+    "admit",
+    "alert",
+    "call_tool",
+    "cancel_nodes",
+    "decide",
+    "gather_evidence",
+    "gather_orphan",
+    "look_around",
+    "preflight",
+    "read_outputs",
+    "reconcile",
+]
 
 
 @activity.defn
@@ -54,13 +69,19 @@ async def preflight(request: PreflightRequest) -> PreflightAnswer:
 
 
 @activity.defn
+async def read_outputs(request: OutputsRequest) -> dict[str, Json]:
+    """See `activities.outputs`."""
+    raise NotImplementedError
+
+
+@activity.defn
 async def decide(request: DecideRequest) -> DecideAnswer:
     """See `activities.decisions`."""
     raise NotImplementedError
 
 
 @activity.defn
-async def cancel_nodes(request: CancelRequest) -> None:
+async def cancel_nodes(request: CancelRequest) -> list[str]:
     """See `activities.decisions`."""
     raise NotImplementedError
 
@@ -68,4 +89,16 @@ async def cancel_nodes(request: CancelRequest) -> None:
 @activity.defn
 async def alert(entry: Entry) -> None:
     """See `activities.alert`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def look_around() -> Look:
+    """See `activities.sweep`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def gather_orphan(orphan: NodeRef) -> DeadLetterInput | None:
+    """See `activities.sweep`."""
     raise NotImplementedError

@@ -4,12 +4,12 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
 
 from contracts.base import Json, Unreadable
 
-__all__ = ["MAX_DEPTH", "canonical_json", "content_hash", "json_problem", "json_size", "same_json"]
+__all__ = ["MAX_DEPTH", "canonical_json", "content_hash", "is_small", "json_problem", "json_size", "same_json"]
 
 
 def canonical_json(value: Json) -> str:
@@ -31,10 +31,35 @@ def json_size(value: Json) -> int:
     return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
+def is_small(value: Json) -> bool:
+    """Whether whatever looks at all of it is done at once; found out without looking at all of a large one."""
+    left = _SMALL
+    waiting = [value]
+    while waiting and left >= 0:
+        item = waiting.pop()
+        if isinstance(item, str):
+            left -= len(item) // _AS_LONG
+        elif isinstance(item, list):
+            left -= len(item)
+            waiting += item[:_SMALL]
+        elif isinstance(item, dict):
+            left -= len(item)
+            waiting += itertools.chain.from_iterable(itertools.islice(item.items(), _SMALL))
+    return left >= 0
+
+
+_SMALL: Final = 500
+"""Values, and pieces of text, in a small value."""
+_AS_LONG: Final = 64
+"""Characters of a text that take as long as another value."""
+
 MAX_DEPTH: Final = 100
 """How deep any JSON value may be nested; what holds it adds a few levels, and decoders end at about 200."""
 
 _MAX_INTEGER: Final = 10**1000
+_PLAIN: Final = frozenset((dict, list, str, float, int, bool, type(None)))
+
+_S = TypeVar("_S", str, float, int)
 
 
 def json_problem(value: Json, depth: int = MAX_DEPTH) -> str | None:
@@ -45,9 +70,10 @@ def json_problem(value: Json, depth: int = MAX_DEPTH) -> str | None:
     """
     level: list[Json] = [value]
     for _ in range(depth + 1):
-        if problem := next(filter(None, map(_scalar_problem, level)), None):
+        if not _all_plain(level) and (problem := next(filter(None, map(_scalar_problem, level)), None)):
             return problem
-        level = [child for item in level if isinstance(item, dict | list) for child in _children(item)]
+        held = (_children(item) for item in level if isinstance(item, dict | list))
+        level = list(itertools.chain.from_iterable(held))
         if not level:
             return None
     return f"it is nested deeper than {depth} levels"
@@ -64,6 +90,25 @@ def same_json(one: Json, other: Json) -> bool:
 
 def _children(item: dict[str, Json] | list[Json]) -> Iterable[Json]:
     return item if isinstance(item, list) else itertools.chain(item.keys(), item.values())
+
+
+def _all_plain(level: list[Json]) -> bool:
+    """Whether nothing is the matter with any of them; what is, is found item by item, which is slow.
+
+    Some megabytes may hold millions of values, and a workflow task has two seconds for them.
+    """
+    kinds = set(map(type, level))
+    if not kinds <= _PLAIN:
+        return False
+    if float in kinds and not all(map(math.isfinite, _of(float, level))):
+        return False
+    if int in kinds and (max(_of(int, level)) > _MAX_INTEGER or min(_of(int, level)) < -_MAX_INTEGER):
+        return False
+    return str not in kinds or _is_utf8("".join(_of(str, level)))
+
+
+def _of(kind: type[_S], level: list[Json]) -> Iterator[_S]:
+    return (item for item in level if isinstance(item, kind))
 
 
 def _scalar_problem(item: object) -> str | None:

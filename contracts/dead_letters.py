@@ -2,16 +2,17 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt, ValidationError
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, ValidationError, ValidationInfo
 
 from contracts.base import Json, Model, UtcTime, problems_of, tell
 from contracts.canonical import json_problem, json_size
 from contracts.failures import AttemptRecord, Category, SideEffect
-from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, ApprovalGrant, NodeId, RunId
+from contracts.limits import INLINE, Limits
+from contracts.runs import ApprovalGrant, NodeId, RunId
 
 __all__ = [
     "DECISIONS",
@@ -238,8 +239,11 @@ def _names_overridable_codes(codes: list[RefusalCode]) -> list[RefusalCode]:
     return codes
 
 
-def _sized(limit: int) -> AfterValidator:
-    def check(value: Json) -> Json:
+def _no_larger_than(largest: Callable[[Limits], int]) -> AfterValidator:
+    """A limit of those in the validation's context."""
+
+    def check(value: Json, info: ValidationInfo) -> Json:
+        limit = largest(info.context or INLINE)
         size = json_size(value)
         if size > limit:
             raise ValueError(f"has {size} bytes as JSON; {limit} are allowed")
@@ -272,7 +276,7 @@ class RedriveDecision(Decision):
     An edited ``input`` is always a new operation.
     """
 
-    input: Annotated[Json, _sized(MAX_INPUT_BYTES)] = None
+    input: Annotated[Json, _no_larger_than(lambda limits: limits.input)] = None
     new_operation: StrictBool = False
     approval: ApprovalGrant | None = None
     override: Annotated[list[RefusalCode], AfterValidator(_names_overridable_codes)] = []
@@ -295,7 +299,7 @@ class DiscardDecision(Decision):
 class ResolveDecision(Decision):
     """End the node with a result that the person vouches for."""
 
-    output: Annotated[Json, _sized(MAX_OUTPUT_BYTES)]
+    output: Annotated[Json, _no_larger_than(lambda limits: limits.output)]
 
 
 class ReconcileDecision(Decision):
@@ -324,7 +328,7 @@ class MalformedDecisionError(ValueError):
     """The payload of a decision is not usable; the message names every problem with its place."""
 
 
-def parse_decision(action: Action, payloads: list[Any]) -> Decision:
+def parse_decision(action: Action, payloads: list[Any], limits: Limits = INLINE) -> Decision:
     """Reads the payload of a decision from whatever was sent.
 
     Raises:
@@ -340,7 +344,7 @@ def parse_decision(action: Action, payloads: list[Any]) -> Decision:
     if not isinstance(payload, dict):
         raise MalformedDecisionError(f"{action} takes a JSON object, not {tell(payload)}")
     try:
-        return DECISIONS[action].model_validate(payload)
+        return DECISIONS[action].model_validate(payload, context=limits)
     except ValidationError as error:
         raise MalformedDecisionError("; ".join(problems_of(error))) from None
 

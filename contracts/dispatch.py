@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from contracts.base import Json, Model, UtcTime
 from contracts.canonical import content_hash
 from contracts.dead_letters import (
+    Action,
     DecisionRecord,
     Delivery,
     Entry,
@@ -19,7 +20,9 @@ from contracts.dead_letters import (
 )
 from contracts.failures import AttemptRecord, Category, Code, SideEffect
 from contracts.identity import OperationId
+from contracts.limits import INLINE, Limits
 from contracts.runs import ApprovalGrant, NodeId, NodeResult, NodeState, NodeStatus, Revocation, RunId, Source
+from contracts.sweep import RunExecution
 
 __all__ = [
     "Admission",
@@ -39,8 +42,10 @@ __all__ = [
     "NodeEnd",
     "NodeInput",
     "NodeReport",
+    "OutputsRequest",
     "PreflightAnswer",
     "PreflightRequest",
+    "QueuedDecision",
     "ReconcileAnswer",
     "ReconcileRequest",
     "Redriven",
@@ -65,6 +70,8 @@ class ToolFacts(Model):
     task_queue: str
     askable: bool
     """Whether it has a reconcile URL."""
+    largest_output: int = INLINE.output
+    """How many bytes its output may have."""
 
     @property
     def reference(self) -> ToolRef:
@@ -77,6 +84,7 @@ class Admission(Model):
 
     problems: list[str] = []
     tools: dict[str, ToolFacts] = {}
+    limits: Limits = INLINE
 
 
 class Refusal(Model):
@@ -104,6 +112,9 @@ class NodeInput(Model):
 
     run_id: RunId
     node_id: NodeId
+    started_by: RunExecution
+    begun_at: UtcTime
+    """When the run began with it, whatever has been started for it since: a younger ledger has forgotten something."""
     tool: ToolFacts
     input: Json
     refusal: Refusal | None = None
@@ -111,8 +122,13 @@ class NodeInput(Model):
     approval: ApprovalGrant | None = None
     revoked: list[Revocation] = []
     deadline: timedelta
+    not_before: UtcTime | None = None
+    """Set where the run itself has made the first attempt: when the next one is planned."""
+    failure: ErrorInfo | None = None
+    """Set where that attempt has ended for good: there is no other before a person has decided."""
     correlation_id: str | None
     trace_id: str
+    limits: Limits = INLINE
 
 
 class NodeChange(Model):
@@ -141,6 +157,8 @@ class ReportTo(Model):
     """Asks a node or a dead letter that is already open to tell this workflow, too, how it ends."""
 
     workflow_id: Annotated[str, Field(min_length=1), AfterValidator(_within_temporals_limit)]
+    execution: RunExecution | None = None
+    """Of the run that asks."""
 
 
 class Dispatch(Model):
@@ -159,6 +177,8 @@ class Dispatch(Model):
     trace_id: str
     approval: ApprovalGrant | None = None
     refusal: Refusal | None = None
+    first_attempt: bool = False
+    """Made by the run itself: of an operation that has been attempted before, this is left to its node's workflow."""
 
     @property
     def operation(self) -> OperationId:
@@ -257,7 +277,6 @@ class ReconcileAnswer(Model):
     usable: bool = False
     output: Json = None
     message: str = ""
-    side_effect: SideEffect
     may_resend: bool = False
     """ABSENT, and the operation may be sent again by itself."""
     attempt_count: int = 0
@@ -282,9 +301,28 @@ class Evidence(Model):
     delivery: Delivery | None
     decisions: list[DecisionRecord]
     redrives: int
+    end: NodeEnd | None = None
+    """Set where the node has ended: only the answer of its call was lost."""
+    output: Json = None
+    source: Source | None = None
     at: UtcTime
     redrive_version: str
     temporalio_version: str
+
+
+class OutputsRequest(Model):
+    """Asks for the outputs of nodes that have ended."""
+
+    run_id: str
+    node_ids: list[str]
+
+
+class QueuedDecision(Model):
+    """A decision by signal that had not had its turn when a dead letter continued as new."""
+
+    action: Action
+    payload: Json
+    decision_id: str
 
 
 class DeadLetterInput(Model):
@@ -296,10 +334,16 @@ class DeadLetterInput(Model):
     """The entry's input could not be resolved, or is too large: a redrive has to bring another."""
     revoked: list[str] = []
     """Ids of approvals that were revoked."""
+    limits: Limits = INLINE
     node_gone: bool = False
     """The node has been cancelled and waits for nothing: the entry outlives it."""
+    node_started_at: UtcTime | None = None
+    """None where it is not the node that starts it."""
     announced: bool = False
     """The alert has gone out already: this execution continues an earlier one."""
+    queue: list[QueuedDecision] = []
+    report_to: list[str] = []
+    """Workflow ids of nodes that did not start it and want to hear what it ends with."""
 
 
 class DeadLetterResult(Model):
@@ -329,6 +373,9 @@ class PreflightRequest(Model):
     new_approval: ApprovalGrant | None = None
     revoked: list[str] = []
     redrives: int
+    attempts_seen: int = 0
+    """How many attempts the entry knows of: a ledger that has none is not the one that they were written to."""
+    node_started_at: UtcTime | None = None
     resolution: Json = None
     resolves: bool = False
     """Whether ``resolution`` is an output to be checked against the tool's present schema."""
@@ -346,6 +393,8 @@ class PreflightAnswer(Model):
     output_problems: list[str] = []
     redrives: int = 0
     """As the ledger has it."""
+    attempt_count: int = 0
+    """The same."""
     ended: NodeEnd | None = None
     """Set where the node has ended without this entry's decision: its answer came late, but it came."""
     output: Json = None
@@ -370,6 +419,10 @@ class DecideRequest(Model):
     logical_attempt: int
     record: DecisionRecord
     change: Change
+    attempts_seen: int | None = None
+    """How many attempts of the node the decision was made in view of; None where their number does not matter."""
+    accepts_risk: bool = False
+    """The person has overridden what stood against a second effect."""
     new_operation: bool = False
     input: Json = None
     tool: ToolRef | None = None
@@ -386,7 +439,11 @@ class DecideAnswer(Model):
 
 
 class CancelRequest(Model):
-    """Marks nodes as cancelled, so that nothing new is sent for them, ever."""
+    """Marks nodes as cancelled, so that nothing new is sent for them, ever.
+
+    Not ``for_good``: only what is under way now is held back. The same run, started again, goes on with them.
+    """
 
     run_id: str
     node_ids: list[str]
+    for_good: bool = True

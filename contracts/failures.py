@@ -22,6 +22,7 @@ __all__ = [
     "AttemptRecord",
     "Category",
     "Code",
+    "OperationState",
     "Outcome",
     "Policy",
     "SideEffect",
@@ -150,6 +151,16 @@ class Outcome(Model):
     http_status: int | None = None
     retry_after: timedelta | None = None
     """What the tool asked for, a floor."""
+
+
+class OperationState(StrEnum):
+    """Where an operation stands."""
+
+    IN_FLIGHT = "IN_FLIGHT"
+    UNSETTLED = "UNSETTLED"
+    """Nobody is at work on it, and its effect is possible or confirmed without a result."""
+    FAILED = "FAILED"
+    SUCCEEDED = "SUCCEEDED"
 
 
 class AttemptRecord(Model):

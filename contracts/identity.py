@@ -17,6 +17,7 @@ __all__ = [
     "NODE_ID",
     "OperationId",
     "dead_letter_workflow_id",
+    "fairness_key_of",
     "node_workflow_id",
     "problem_with_node_id",
     "problem_with_run_id",
@@ -31,6 +32,7 @@ NODE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """The alphabet of node ids and tool names."""
 
 _MAX_RUN_ID: Final = 200
+_MAX_FAIRNESS_KEY: Final = 64
 _TRACEPARENT: Final = re.compile(r"00-(?P<trace_id>[0-9a-f]{32})-(?P<parent_id>[0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -100,6 +102,11 @@ def _problem_with_name(name: str, kind: str) -> str | None:
     if NODE_ID.fullmatch(name):
         return None
     return f"{kind} is a letter or digit, then up to 63 letters, digits, '.', '_' or '-'"
+
+
+def fairness_key_of(run_id: str) -> str:
+    """What Temporal shares its queues out by: a run's own id where that is short enough (64 bytes), else its hash."""
+    return run_id if len(run_id.encode()) <= _MAX_FAIRNESS_KEY else hashlib.sha256(run_id.encode()).hexdigest()
 
 
 def trace_id_of(run_id: str, traceparent: str | None = None) -> str:

@@ -11,13 +11,11 @@ from pydantic import AfterValidator, Field, StrictInt, ValidationError
 from contracts.base import Json, Model, Number, UtcTime, place, problems_of, tell
 from contracts.canonical import json_problem, json_size
 from contracts.identity import problem_with_node_id, problem_with_run_id, problem_with_tool_name, trace_id_of
+from contracts.limits import INLINE, Limits
 from contracts.pointers import at_pointer, is_pointer
 
 __all__ = [
-    "MAX_INPUT_BYTES",
-    "MAX_OUTPUT_BYTES",
-    "MAX_RUN_OUTPUT_BYTES",
-    "MAX_SPEC_BYTES",
+    "MAX_NODES_SHOWN",
     "ApprovalGrant",
     "InputTooLargeError",
     "InvalidRunError",
@@ -42,15 +40,12 @@ __all__ = [
     "resolve",
 ]
 
-MAX_SPEC_BYTES: Final = 1024 * 1024
-MAX_INPUT_BYTES: Final = 512 * 1024
-MAX_OUTPUT_BYTES: Final = 1024 * 1024
-MAX_RUN_OUTPUT_BYTES: Final = 1024 * 1024
-
 _MAX_PROBLEMS: Final = 100
 _LONGEST_PROBLEM: Final = 500
-_MAX_NODES: Final = 5_000
-"""A node costs its run about six events, and Temporal ends a history at 51,200."""
+MAX_NODES_SHOWN: Final = 1_000
+"""In one answer of the ``status`` query."""
+_MAX_NODES: Final = 10_000
+"""To cancel a run with so many nodes waiting for a person is what one history can just take."""
 _MAX_CYCLES: Final = 10
 _REFERENCE_FIELDS: Final = frozenset(("$output", "pointer"))
 _HUNDRED_YEARS: Final = 100 * 365 * 86400
@@ -199,13 +194,14 @@ class NodeState(Model):
 
 
 class RunState(Model):
-    """The answer of the ``status`` query."""
+    """The answer of the ``status`` query; ``next`` is what to ask for more nodes ``after``, where there are more."""
 
     run_id: str
     status: RunStatus
     counts: dict[NodeStatus, int]
     nodes: dict[str, NodeState]
     blocked: list[str]
+    next: str | None = None
 
 
 def bounded(problems: list[str]) -> list[str]:
@@ -254,25 +250,28 @@ def references(value: Json) -> Iterator[Reference]:
             pending += [((*where, index), child) for index, child in reversed(list(enumerate(item)))]
 
 
-def resolve(value: Json, outputs: Mapping[str, Json], discarded: Collection[str] = ()) -> Json:
+def resolve(
+    value: Json, outputs: Mapping[str, Json], discarded: Collection[str] = (), largest: int = INLINE.input
+) -> Json:
     """Puts outputs in the place of references.
 
     Args:
         value: An input.
         outputs: The output of every node that it refers to.
         discarded: The nodes whose references stand for null.
+        largest: How many bytes it may come to.
 
     Raises:
         MissingOutputError: a pointer points at nothing.
         InputTooLargeError: it is never built then.
     """
-    _check_size(value, outputs, discarded)
+    _check_size(value, outputs, discarded, largest)
     return _resolved(value, outputs, discarded)
 
 
-def _check_size(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]) -> None:
+def _check_size(value: Json, outputs: Mapping[str, Json], discarded: Collection[str], largest: int) -> None:
     sizes: dict[tuple[str, str], int] = {}
-    total = json_size(value)
+    total = own = json_size(value)
     for reference in references(value):
         if reference.node in discarded:
             continue
@@ -280,8 +279,8 @@ def _check_size(value: Json, outputs: Mapping[str, Json], discarded: Collection[
         if key not in sizes:
             sizes[key] = json_size(_resolved({"$output": key[0], "pointer": key[1]}, outputs, discarded))
         total += sizes[key]
-        if total > MAX_INPUT_BYTES + json_size(value):
-            raise InputTooLargeError(f"the resolved input has more than {MAX_INPUT_BYTES} bytes; that many are allowed")
+        if total > largest + own:
+            raise InputTooLargeError(f"the resolved input has more than {largest} bytes; that many are allowed")
 
 
 def _resolved(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]) -> Json:
@@ -300,7 +299,7 @@ def _resolved(value: Json, outputs: Mapping[str, Json], discarded: Collection[st
         raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
 
 
-def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
+def parse_run(run_id: str, payloads: list[Json], limits: Limits = INLINE) -> RunSpec:
     """Reads the specification of a run from whatever was sent.
 
     Tools and their schemas are not looked at; see ``activities.admit``.
@@ -317,8 +316,8 @@ def parse_run(run_id: str, payloads: list[Json]) -> RunSpec:
     if problem := json_problem(spec):
         raise InvalidRunError([*problems, f"the specification cannot be read: {problem}"])
     size = json_size(spec)
-    if size > MAX_SPEC_BYTES:
-        raise InvalidRunError([*problems, f"the specification has {size} bytes; {MAX_SPEC_BYTES} are allowed"])
+    if size > limits.spec:
+        raise InvalidRunError([*problems, f"the specification has {size} bytes; {limits.spec} are allowed"])
     nodes = spec.get("nodes")
     if isinstance(nodes, list) and len(nodes) > _MAX_NODES:
         raise InvalidRunError([*problems, f"nodes: {len(nodes)} nodes; {_MAX_NODES} are allowed"])

@@ -45,6 +45,9 @@ def schema_problems(schema: Schema, value: Json, where: str) -> list[str]:
 
     Nothing is fetched: a ``$ref`` to somewhere else is a problem of its own.
     """
+    if schema in ({}, True):
+        # Most tools have none, and every call asks twice.
+        return []
     validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
     problems: list[str] = []
     try:

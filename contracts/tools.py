@@ -29,6 +29,7 @@ from contracts.pointers import is_pointer
 from contracts.schemas import Schema, check_schema
 
 __all__ = [
+    "PLACEHOLDER",
     "Approval",
     "Auth",
     "Catalog",
@@ -58,13 +59,26 @@ _UNITS: Final = {
     "d": timedelta(days=1),
 }
 _LONGEST_DURATION: Final = timedelta(days=3650)
-_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+"""In a URL: a field of the input, or of the operation."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STATUS_CLASS: Final = re.compile(r"[1-5]xx")
 
+_MOST_RESPONSE_BYTES: Final = 16 * 1024 * 1024
+"""Reading JSON takes twenty times its size in memory, and the interpreter's lock for part of a second."""
+
 _OURS: Final = frozenset(
-    ("content-length", "content-type", "transfer-encoding", "host", "connection", "traceparent", "x-correlation-id")
+    (
+        "accept-encoding",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "host",
+        "connection",
+        "traceparent",
+        "x-correlation-id",
+    )
 )
 """Headers that Redrive itself sets on every call."""
 
@@ -278,7 +292,7 @@ class Tool(Model):
     key_quoted: StrictBool = False
     dedupe_window: PositiveDuration | None = None
     timeout: PositiveDuration = timedelta(seconds=30)
-    max_response_bytes: StrictInt = Field(default=1024 * 1024, ge=1, le=64 * 1024 * 1024)
+    max_response_bytes: StrictInt = Field(default=1024 * 1024, ge=1, le=_MOST_RESPONSE_BYTES)
     concurrency: StrictInt = Field(default=20, ge=1, le=1000)
     rate_per_second: Number | None = Field(default=None, gt=0)
     headers: dict[str, str] = {}
@@ -346,6 +360,14 @@ class Tool(Model):
         if self.reconcile is None or self.reconcile.absent_after is None:
             return self.timeout
         return self.reconcile.absent_after
+
+    def harmless_to_repeat(self, since_first_send: timedelta) -> bool:
+        """Whether an operation may be sent again under its key: the tool only reads, or still dedupes by the key."""
+        if self.effect is Effect.READ:
+            return True
+        if self.idempotency is not Idempotency.KEY:
+            return False
+        return self.dedupe_window is None or since_first_send < self.dedupe_window
 
     def policy(self, category: Category) -> Policy | None:
         """The retry policy of a category: the default with the tool's overrides, or None where it is never retried."""
@@ -473,12 +495,12 @@ def _with_schemas(entry: dict[str, Any], folder: Path | None) -> tuple[dict[str,
 
 def placeholders(url: str) -> list[str]:
     """The names of the ``{field}`` placeholders of a URL, in order."""
-    return _PLACEHOLDER.findall(url)
+    return PLACEHOLDER.findall(url)
 
 
 def _check_url(url: str) -> str:
     names = placeholders(url)
-    bare = _PLACEHOLDER.sub("x", url)
+    bare = PLACEHOLDER.sub("x", url)
     if "{" in bare or "}" in bare or not all(names):
         raise ValueError("a placeholder is {field}, with the name of an input's field")
     try:
@@ -494,7 +516,7 @@ def _check_url(url: str) -> str:
         raise ValueError("no user name or password in a URL: use auth, which reads the environment")
     if parts.fragment:
         raise ValueError("a fragment (#…) is never sent")
-    if _PLACEHOLDER.search(url.split("://", 1)[1].split("/", 1)[0].split("?", 1)[0]):
+    if PLACEHOLDER.search(url.split("://", 1)[1].split("/", 1)[0].split("?", 1)[0]):
         raise ValueError("placeholders stand in the path or the query, never in the host")
     if not url.isprintable() or " " in url:
         raise ValueError("not a URL: it holds blanks or control characters")
