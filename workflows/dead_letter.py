@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
@@ -13,7 +13,10 @@ from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
+    from contracts.base import Json
+    from contracts.canonical import json_size
     from contracts.dead_letters import (
+        MAX_DECISIONS_SHOWN,
         REFUSALS,
         Action,
         Decision,
@@ -34,9 +37,12 @@ with workflow.unsafe.imports_passed_through():
         DeadLetterInput,
         DeadLetterResult,
         DecideRequest,
+        Evidence,
+        EvidenceRequest,
         NodeEnd,
         PreflightAnswer,
         PreflightRequest,
+        QueuedDecision,
         ReconcileAnswer,
         ReconcileRequest,
         ReportTo,
@@ -44,9 +50,12 @@ with workflow.unsafe.imports_passed_through():
         Verdict,
     )
     from contracts.failures import SideEffect, clip_message
+    from contracts.limits import INLINE
     from contracts.runs import Revocation, Source
+    from contracts.sweep import GONE
     from workflows.attributes import STATUS
-    from workflows.options import COMMIT_TIMEOUT, MARGIN, PATIENT_RETRY, QUICK_RETRY
+    from workflows.evidence import refreshed
+    from workflows.options import COMMIT_TIMEOUT, HEARTBEAT_TIMEOUT, MARGIN, PATIENT_RETRY, QUICK_RETRY
     from workflows.payloads import read_one, read_signal
 
 __all__ = ["DeadLetter"]
@@ -57,11 +66,22 @@ _ALERT_TIMEOUT: Final = timedelta(seconds=30)
 _ALERT_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=5))
 _MAX_REASON: Final = 1000
 _MAX_NAME: Final = 200
+_ACTIONS: Final = frozenset(Action)
+_READ_AT_ONCE: Final = 2_000
+"""How many decisions one workflow task reads; the server lets a second pass before the next."""
+_MAX_REPLAYED: Final = 256 * 1024 * 1024
+"""Of events times bytes of input: about what a history of 4 MiB, when Temporal suggests a new one, comes to."""
+_MAX_QUEUED: Final = 200
+_MAX_QUEUED_BYTES: Final = 256 * 1024
+"""How many decisions may wait for their turn, and what of them fits into the input of the next execution."""
 
 _EFFECT_REFUSALS: Final = frozenset(
     {RefusalCode.SIDE_EFFECT_UNRESOLVED, RefusalCode.DEDUPE_WINDOW_EXPIRED, RefusalCode.EFFECT_CONFIRMED}
 )
 """Refusals that the tool itself may lift by saying what happened."""
+
+_ACCEPTED_RISKS: Final = frozenset(code for code in _EFFECT_REFUSALS if REFUSALS[code].overridable)
+"""Whoever overrides one of these accepts that there may be a second effect."""
 
 _STATUS_AFTER: Final = {
     Change.REDRIVE: EntryStatus.REDRIVEN,
@@ -76,8 +96,19 @@ class _Pending:
 
     action: Action
     decision: Decision
+    payload: Json
     decision_id: str
+    size: int
+    waited_for: bool = False
+    """Somebody waits for the answer, so that this execution has to give it."""
     record: DecisionRecord | None = None
+
+    @classmethod
+    def of(cls, action: Action, decision: Decision, decision_id: str = "", waited_for: bool = False) -> Self:
+        """As it arrives; without an id it is given one."""
+        payload = decision.model_dump(mode="json", exclude_unset=True)
+        named = decision_id or decision.decision_id or str(workflow.uuid4())
+        return cls(action, decision, payload, named, json_size(payload), waited_for)
 
 
 @workflow.defn(name="DeadLetter")
@@ -94,15 +125,22 @@ class DeadLetter:
             self._bad_start = error
             return
         self._entry = self._start.entry
-        # What its node has started it with.
-        self._shown = EntryStatus.AWAITING_DECISION
-        self._queue: deque[_Pending] = deque()
+        self._input_size = json_size(self._entry.input)
+        self._shown = self._entry.status
+        self._queue = deque(
+            _Pending.of(
+                queued.action, parse_decision(queued.action, [queued.payload], self._start.limits), queued.decision_id
+            )
+            for queued in self._start.queue
+        )
+        self._inbox: deque[_Pending | tuple[str, tuple[Any, ...]]] = deque()
         self._result: DeadLetterResult | None = None
         self._revoked = list(self._start.revoked)
         self._node_gone = self._start.node_gone
+        self._known_gone = False
         self._outdated = True
         self._obsolete_at = workflow.now() + _OBSOLETE_FOR if self._entry.status is EntryStatus.OBSOLETE else None
-        self._report_to: dict[str, None] = {}
+        self._report_to = dict.fromkeys(self._start.report_to)
 
     @workflow.run
     async def run(self, *_payloads: Any) -> DeadLetterResult:
@@ -120,13 +158,20 @@ class DeadLetter:
         result = work.result()
         if result is None:
             await workflow.wait_condition(workflow.all_handlers_finished)
+            while self._inbox:
+                self._read_inbox()
             workflow.continue_as_new(
                 self._start.model_copy(
                     update={
-                        "entry": self._entry,
+                        "entry": self.entry(),
+                        "queue": [
+                            QueuedDecision(action=one.action, payload=one.payload, decision_id=one.decision_id)
+                            for one in self._queue
+                        ],
                         "revoked": self._revoked,
                         "node_gone": self._node_gone,
                         "announced": alert is None or alert.done(),
+                        "report_to": list(self._report_to),
                     }
                 )
             )
@@ -139,27 +184,58 @@ class DeadLetter:
     async def _serve(self) -> DeadLetterResult | None:
         """One decision at a time, in the order of their arrival; None: continue as new."""
         while self._result is None:
+            if self._inbox:
+                self._read_inbox()
+                if self._inbox:
+                    # The rest in another workflow task, and after those that have to be decided before it.
+                    await workflow.sleep(timedelta(milliseconds=1))
+                    if not self._queue:
+                        continue
+            # Before a check, which the next execution begins with: where people ask for one after the other, one would
+            # always be due.
+            if self._is_long():
+                return None
             if self._outdated:
                 self._outdated = False
                 await self._check()
                 # The check may have found that there is nothing left to decide.
                 continue
-            if not self._queue and workflow.info().is_continue_as_new_suggested():
-                return None
             try:
                 await workflow.wait_condition(
-                    lambda: bool(self._queue) or self._outdated or workflow.info().is_continue_as_new_suggested(),
+                    lambda: bool(self._inbox or self._queue) or self._outdated or self._is_long(),
                     timeout=self._obsolete_at - workflow.now() if self._obsolete_at is not None else None,
                     timeout_summary="nobody needs to decide this any more",
                 )
             except TimeoutError:
-                return self._end(EntryStatus.OBSOLETE)
-            while self._queue and self._result is None:
+                self._result = self._end(EntryStatus.OBSOLETE)
+            while self._queue and self._result is None and not self._is_long():
                 pending = self._queue.popleft()
                 pending.record = await self._decide(pending)
         for late in self._queue:
             late.record = self._answer_late(late)
-        return self._result.model_copy(update={"decisions": self._entry.decisions})
+        while self._inbox:
+            self._read_inbox()
+        return self._result.model_copy(update={"decisions": self.entry().decisions})
+
+    def _is_long(self) -> bool:
+        """Whether to continue as new; who sent a signal does not wait, and what he has decided goes along."""
+        return (
+            self._has_long_history
+            and not self._inbox
+            and not any(pending.waited_for for pending in self._queue)
+            and self._queued_bytes <= _MAX_QUEUED_BYTES
+        )
+
+    @property
+    def _has_long_history(self) -> bool:
+        # Temporal counts a payload that is kept elsewhere as its reference, but each event may bring the input along.
+        info = workflow.info()
+        replayed = info.get_current_history_length() * self._input_size
+        return info.is_continue_as_new_suggested() or replayed > _MAX_REPLAYED
+
+    @property
+    def _queued_bytes(self) -> int:
+        return sum(pending.size for pending in self._queue)
 
     # What people send. Each decision is a signal and an update of one name; an unreadable signal is kept as rejected.
 
@@ -168,7 +244,7 @@ class DeadLetter:
         """The whole evidence."""
         if self._bad_start is not None:
             raise self._bad_start
-        return self._entry
+        return self._entry.model_copy(update={"decisions": kept(self._entry.decisions)})
 
     @workflow.signal(
         name="redrive", description="Send again: decided_by, reason, input, new_operation, approval, override"
@@ -226,29 +302,32 @@ class DeadLetter:
 
     @update_redrive.validator
     def _validate_redrive(self, *payloads: Any) -> None:
-        parse_decision(Action.REDRIVE, list(payloads))
+        self._parsed(Action.REDRIVE, payloads)
 
     @update_discard.validator
     def _validate_discard(self, *payloads: Any) -> None:
-        parse_decision(Action.DISCARD, list(payloads))
+        self._parsed(Action.DISCARD, payloads)
 
     @update_resolve.validator
     def _validate_resolve(self, *payloads: Any) -> None:
-        parse_decision(Action.RESOLVE, list(payloads))
+        self._parsed(Action.RESOLVE, payloads)
 
     @update_reconcile.validator
     def _validate_reconcile(self, *payloads: Any) -> None:
-        parse_decision(Action.RECONCILE, list(payloads))
+        self._parsed(Action.RECONCILE, payloads)
 
     @update_check.validator
     def _validate_check(self, *payloads: Any) -> None:
-        parse_decision(Action.CHECK, list(payloads))
+        self._parsed(Action.CHECK, payloads)
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, _payloads: Sequence[RawValue]) -> None:
         """A decision of no known name: kept as rejected, so that its sender can find out."""
-        known = ", ".join(Action)
-        self._reject(name, (), f"there is no decision {name[:100]!r}; there are {known}")
+        self._signalled(name, ())
+
+    def _parsed(self, action: Action, payloads: Sequence[Any]) -> Decision:
+        limits = self._start.limits if self._bad_start is None else INLINE
+        return parse_decision(action, list(payloads), limits)
 
     # What the other workflows send.
 
@@ -272,29 +351,70 @@ class DeadLetter:
         asked = read_signal(ReportTo, payloads)
         if asked is not None and self._bad_start is None:
             self._report_to[asked.workflow_id] = None
+            # It may have tried again before it found this open.
+            self._outdated = True
+            self._outdated = self._outdated or self._node_gone
+            self._node_gone = False
 
-    def _signalled(self, action: Action, payloads: tuple[Any, ...]) -> None:
-        if self._bad_start is not None:
-            return
-        try:
-            decision = parse_decision(action, list(payloads))
-        except MalformedDecisionError as error:
-            self._reject(action, payloads, f"malformed: {error}")
-            return
-        pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
+    def _signalled(self, name: str, payloads: tuple[Any, ...]) -> None:
+        if self._bad_start is None:
+            self._arrived((name, payloads))
+
+    def _arrived(self, decision: _Pending | tuple[str, tuple[Any, ...]]) -> None:
+        """Only puts it down: thousands may arrive in one workflow task, which has seconds for all of them."""
+        self._inbox.append(decision)
         if self._result is not None:
-            self._answer_late(pending)
-        else:
-            self._queue.append(pending)
+            self._read_inbox()
+
+    def _read_inbox(self) -> None:
+        """Reads some of what has arrived, while there is room: it is given its turn, or kept as rejected."""
+        for _ in range(min(len(self._inbox), _READ_AT_ONCE)):
+            arrived = self._inbox.popleft()
+            if isinstance(arrived, _Pending):
+                if self._result is not None:
+                    arrived.record = self._answer_late(arrived)
+                else:
+                    self._queue.append(arrived)
+                continue
+            name, payloads = arrived
+            if name not in _ACTIONS:
+                self._reject(name, (), f"there is no decision {name[:100]!r}; there are {', '.join(Action)}")
+                continue
+            action = Action(name)
+            try:
+                decision = self._parsed(action, payloads)
+            except MalformedDecisionError as error:
+                self._reject(action, payloads, f"malformed: {error}")
+                continue
+            if action is Action.CHECK and not decision.decided_by and not decision.decision_id:
+                # Only a look: however many ask for it, one answers them all.
+                self._outdated = True
+                continue
+            pending = _Pending.of(action, decision)
+            if self._result is not None:
+                self._answer_late(pending)
+            elif not self._is_crowded(pending):
+                self._queue.append(pending)
+            elif self._has_long_history:
+                # What waits has to fit into the input of the next execution.
+                self._reject(
+                    action, payloads, "too many decisions wait for their turn: send it again after they had it"
+                )
+            else:
+                self._inbox.appendleft(arrived)
+                return
+
+    def _is_crowded(self, pending: _Pending) -> bool:
+        if len(self._queue) >= _MAX_QUEUED:
+            return True
+        return bool(self._queue) and self._queued_bytes + pending.size > _MAX_QUEUED_BYTES
 
     async def _updated(self, action: Action, payloads: tuple[Any, ...]) -> DecisionRecord:
         if self._bad_start is not None:
             raise self._bad_start
-        decision = parse_decision(action, list(payloads))
-        pending = _Pending(action, decision, decision.decision_id or str(workflow.uuid4()))
-        if self._result is not None:
-            return self._answer_late(pending)
-        self._queue.append(pending)
+        pending = _Pending.of(action, self._parsed(action, payloads), waited_for=True)
+        # In its turn after what was signalled before, and never between two executions.
+        self._arrived(pending)
         await workflow.wait_condition(lambda: pending.record is not None)
         assert pending.record is not None
         return pending.record
@@ -355,8 +475,31 @@ class DeadLetter:
     async def _check(self) -> PreflightAnswer:
         """Checks a plain redrive against the present; what it finds is the eligibility."""
         answer = await self._preflight(self._plain())
+        settled_since = answer.attempt_count > 0 and answer.side_effect is not self._entry.side_effect
+        if answer.attempt_count > self._attempts_known or settled_since:
+            # The node was reset, or a delivery came late: who decides has to see what has been tried since, and what is
+            # not in doubt any more.
+            self._entry = refreshed(self._entry, await self._gather())
         self._note(answer)
         return answer
+
+    @property
+    def _attempts_known(self) -> int:
+        return len(self._entry.attempts) + self._entry.attempts_omitted
+
+    async def _gather(self) -> Evidence:
+        return await workflow.execute_activity(
+            stubs.gather_evidence,
+            EvidenceRequest(
+                run_id=self._entry.run_id,
+                node_id=self._entry.node_id,
+                node_started_at=self._start.node_started_at or self._entry.first_failed_at,
+                tool=self._entry.tool.name,
+            ),
+            start_to_close_timeout=COMMIT_TIMEOUT,
+            retry_policy=PATIENT_RETRY,
+            summary="what has been tried since?",
+        )
 
     def _note(self, answer: PreflightAnswer) -> None:
         refusals = answer.refusals
@@ -375,9 +518,16 @@ class DeadLetter:
         eligibility = Eligibility(redrivable=not refusals, refusals=refusals, checked_at=answer.at)
         self._update(eligibility=eligibility, side_effect=answer.side_effect)
         gone = answer.run_gone or self._node_gone
+        if gone is not self._known_gone:
+            self._known_gone = gone
+            workflow.upsert_memo({GONE: gone})
         if gone and answer.side_effect is SideEffect.NONE and self._entry.status is EntryStatus.AWAITING_DECISION:
             self._obsolete_at = workflow.now() + _OBSOLETE_FOR
             self._update(status=EntryStatus.OBSOLETE)
+        if not gone and self._entry.status is EntryStatus.OBSOLETE:
+            # The run was started again, and its node has come back.
+            self._obsolete_at = None
+            self._update(status=EntryStatus.AWAITING_DECISION)
         self._show()
 
     def _plain(self) -> PreflightRequest:
@@ -391,6 +541,8 @@ class DeadLetter:
             approval=self._start.approval,
             revoked=self._revoked,
             redrives=self._entry.redrives,
+            attempts_seen=self._attempts_known,
+            node_started_at=self._start.node_started_at,
         )
 
     async def _preflight(self, request: PreflightRequest) -> PreflightAnswer:
@@ -425,6 +577,8 @@ class DeadLetter:
             self._outdated = True
             return self._keep(self._record(pending, DecisionOutcome.REFUSED, standing))
         change = {
+            "attempts_seen": answer.attempt_count,
+            "accepts_risk": bool(_ACCEPTED_RISKS & set(answer.refusals)),
             "input": request.input,
             "new_operation": decision.is_new_operation,
             "tool": answer.tool.reference if answer.tool is not None else self._entry.tool,
@@ -473,17 +627,20 @@ class DeadLetter:
                     once=True,
                 ),
                 start_to_close_timeout=tool.timeout + MARGIN,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
                 retry_policy=QUICK_RETRY,
                 summary=f"what became of {self._entry.operation_id}?",
             )
         except ActivityError as error:
             message = error.cause.message if isinstance(error.cause, ApplicationError) else error.message
-            return ReconcileAnswer(verdict=Verdict.NO_ANSWER, message=message, side_effect=self._entry.side_effect)
+            return ReconcileAnswer(verdict=Verdict.NO_ANSWER, message=message)
 
     async def _reconciled(self, pending: _Pending, asked: ReconcileAnswer, outcome: DecisionOutcome) -> DecisionRecord:
         said = "the tool says that it happened; its result is taken"
         change = {
             "record": self._record(pending, outcome, said=said),
+            # The tool has spoken of all of them.
+            "attempts_seen": None,
             "output": asked.output,
             "source": Source.RECONCILED,
         }
@@ -497,6 +654,7 @@ class DeadLetter:
             logical_attempt=self._entry.logical_attempt,
             record=self._record(pending, DecisionOutcome.ACCEPTED),
             change=change,
+            attempts_seen=self._attempts_known,
             tool=self._entry.tool,
         )
 
@@ -526,7 +684,7 @@ class DeadLetter:
     def _end(self, status: EntryStatus, record: DecisionRecord | None = None) -> DeadLetterResult:
         self._update(status=status)
         self._show()
-        return DeadLetterResult(status=status, record=record, decisions=self._entry.decisions)
+        return DeadLetterResult(status=status, record=record)
 
     def _record(
         self,
@@ -546,7 +704,8 @@ class DeadLetter:
         )
 
     def _keep(self, record: DecisionRecord) -> DecisionRecord:
-        self._update(decisions=kept([*self._entry.decisions, record]))
+        # Thousands may arrive in one workflow task; how many bytes they are is only looked at when they leave.
+        self._update(decisions=[*self._entry.decisions[1 - MAX_DECISIONS_SHOWN :], record])
         return record
 
     def _update(self, **changes: Any) -> None:

@@ -1,7 +1,17 @@
 """From a failed call to a dead letter's entry: what ended the attempts, and the whole evidence."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, FailureError, RetryState
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    FailureError,
+    RetryState,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from contracts.base import Json
@@ -16,11 +26,26 @@ with workflow.unsafe.imports_passed_through():
         failure_fingerprint,
         merged,
     )
-    from contracts.dispatch import Evidence, FailureDetails, NodeInput, Refusal, ToolFacts
-    from contracts.failures import Category, Code, clip_message
+    from contracts.dispatch import Evidence, NodeInput, Refusal, ToolFacts
+    from contracts.failures import AttemptRecord, Category, Code, clip_message
     from contracts.identity import OperationId
+    from workflows.calls import failure_details
 
-__all__ = ["entry_of", "failure_of", "known_absent", "made_by_hand", "message_of", "with_remark"]
+__all__ = [
+    "entry_of",
+    "failure_of",
+    "first_failure",
+    "known_absent",
+    "made_by_hand",
+    "message_of",
+    "refreshed",
+    "with_remark",
+]
+
+_FAILED_BY_HAND: Final = "the call was failed by hand: "
+_COMPLETED_BY_HAND: Final = (
+    "the call was completed by hand, with nothing that its entry could have answered; resolve it"
+)
 
 
 def failure_of(error: ActivityError, evidence: Evidence, refused: Refusal | None) -> ErrorInfo:
@@ -29,20 +54,30 @@ def failure_of(error: ActivityError, evidence: Evidence, refused: Refusal | None
     called_off = isinstance(cause, CancelledError) or error.retry_state is RetryState.CANCEL_REQUESTED
     if called_off and refused is not None:
         return ErrorInfo(category=refused.category, code=refused.code, message=refused.message)
-    if isinstance(cause, ApplicationError) and cause.type in Category.__members__ and cause.details:
-        failure = FailureDetails.model_validate(cause.details[0]).error
+    if (details := failure_details(error)) is not None:
         if error.retry_state is not RetryState.TIMEOUT:
-            return failure
-        late = with_remark(failure, "the node's deadline has passed")
+            return details.error
+        late = with_remark(details.error, "the node's deadline has passed")
         return late.model_copy(update={"code": Code.DEADLINE_EXCEEDED})
     if isinstance(cause, ApplicationError):
-        return _by_hand(evidence, f"the call was failed by hand: {cause.message}")
+        return _by_hand(evidence.attempts, _FAILED_BY_HAND + cause.message)
     last = evidence.attempts[-1] if evidence.attempts else None
     return ErrorInfo(
         category=last.category if last is not None and last.category is not None else Category.TRANSIENT,
         code=Code.CANCELLED if called_off else Code.DEADLINE_EXCEEDED,
         message=clip_message(message_of(error) or error.message),
     )
+
+
+def first_failure(error: ActivityError) -> ErrorInfo | None:
+    """What has ended a first attempt for good; None: the node's workflow goes on from there."""
+    if is_cancelled_exception(error) or error.retry_state is RetryState.TIMEOUT:
+        return None
+    if (details := failure_details(error)) is not None:
+        return details.error if details.next_eligible_at is None else None
+    if isinstance(error.cause, ApplicationError):
+        return _by_hand([], _FAILED_BY_HAND + error.cause.message)
+    return None
 
 
 def entry_of(
@@ -94,15 +129,27 @@ def entry_of(
     )
 
 
-def made_by_hand(evidence: Evidence, _refused: Refusal | None) -> ErrorInfo:
-    """The failure of a call that a person has completed with something that is no result of it."""
-    return _by_hand(
-        evidence, "the call was completed by hand, with nothing that its entry could have answered; resolve it"
+def refreshed(entry: Entry, evidence: Evidence) -> Entry:
+    """The entry with what has been tried since it was opened."""
+    last = evidence.attempts[-1]
+    return entry.model_copy(
+        update={
+            "attempts": evidence.attempts,
+            "attempts_omitted": evidence.attempts_omitted,
+            "side_effect": evidence.side_effect,
+            "last_failed_at": last.ended_at or last.started_at,
+            "delivery": evidence.delivery or entry.delivery,
+        }
     )
 
 
-def _by_hand(evidence: Evidence, message: str) -> ErrorInfo:
-    last = evidence.attempts[-1] if evidence.attempts else None
+def made_by_hand(evidence: Evidence | None = None, _refused: Refusal | None = None) -> ErrorInfo:
+    """The failure of a call that a person has completed with something that is no result of it."""
+    return _by_hand(evidence.attempts if evidence is not None else [], _COMPLETED_BY_HAND)
+
+
+def _by_hand(attempts: Sequence[AttemptRecord], message: str) -> ErrorInfo:
+    last = attempts[-1] if attempts else None
     category = last.category if last is not None and last.category is not None else Category.UNKNOWN_SIDE_EFFECT
     return ErrorInfo(category=category, code=Code.BY_HAND, message=clip_message(message))
 

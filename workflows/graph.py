@@ -1,21 +1,37 @@
 """Which nodes of a run may start, and what becomes of the others. Pure; linear in nodes plus edges."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from graphlib import TopologicalSorter
 
 from contracts.base import Json
-from contracts.runs import NodeSpec, NodeState, NodeStatus, OnDiscard, RunState, RunStatus, resolve
+from contracts.limits import INLINE
+from contracts.runs import NodeSpec, NodeState, NodeStatus, OnDiscard, RunStatus, references, resolve
 
 __all__ = ["Graph"]
 
 _FAILED = (NodeStatus.DISCARDED, NodeStatus.SKIPPED, NodeStatus.CANCELLED)
+_OPEN = (NodeStatus.RUNNING, NodeStatus.DEAD_LETTERED)
 
 
 class Graph:
     """The nodes of a run, their states, and the outputs that somebody still needs."""
 
-    def __init__(self, nodes: Sequence[NodeSpec]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        states: Mapping[str, NodeState] | None = None,
+        outputs: Mapping[str, Json] | None = None,
+        elsewhere: Collection[str] = (),
+    ) -> None:
+        """Takes a run up from its beginning, or from where another execution of it has left off.
+
+        Args:
+            nodes: The specification's.
+            states: Of every node.
+            outputs: Those that are still needed, and at hand.
+            elsewhere: The nodes whose output is needed as well, and has to be fetched.
+        """
         self._specs: Mapping[str, NodeSpec] = {node.id: node for node in nodes}
         self._upstream = {node.id: node.upstream() for node in nodes}
         self._needed_by = Counter(name for upstream in self._upstream.values() for name in upstream)
@@ -23,9 +39,11 @@ class Graph:
         self._sorter: TopologicalSorter[str] = TopologicalSorter(self._upstream)
         self._sorter.prepare()
         self._ready: dict[str, None] = {}
-        self._outputs: dict[str, Json] = {}
-        self._states = {node.id: NodeState(status=NodeStatus.PENDING) for node in nodes}
-        self._counts: Counter[NodeStatus] = Counter({NodeStatus.PENDING: len(nodes)})
+        self._outputs: dict[str, Json] = dict(outputs or {})
+        self._elsewhere = dict.fromkeys(elsewhere)
+        self._states = dict(states or {node.id: NodeState(status=NodeStatus.PENDING) for node in nodes})
+        self._counts = Counter(state.status for state in self._states.values())
+        self._blocked = {name: None for name, state in self._states.items() if state.status is NodeStatus.DEAD_LETTERED}
         self._release()
 
     @property
@@ -43,11 +61,9 @@ class Graph:
         return not self._sorter.is_active()
 
     @property
-    def blocked(self) -> list[str]:
+    def blocked(self) -> Collection[str]:
         """The nodes that wait for a person."""
-        if not self._counts[NodeStatus.DEAD_LETTERED]:
-            return []
-        return [name for name, state in self._states.items() if state.status is NodeStatus.DEAD_LETTERED]
+        return self._blocked.keys()
 
     @property
     def counts(self) -> dict[NodeStatus, int]:
@@ -76,23 +92,65 @@ class Graph:
         """The state of a node."""
         return self._states[name]
 
-    def states(self, run_id: str, status: RunStatus) -> RunState:
-        """The answer of the ``status`` query."""
-        return RunState(run_id=run_id, status=status, counts=self.counts, nodes=self._states, blocked=self.blocked)
+    @property
+    def states(self) -> Mapping[str, NodeState]:
+        """The state of each node, in the specification's order."""
+        return self._states
+
+    @property
+    def running(self) -> int:
+        """How many nodes are at work: neither waiting for others, nor for a person, nor ended."""
+        return self._counts[NodeStatus.RUNNING]
 
     def open_nodes(self) -> list[str]:
         """The nodes that have not ended."""
         closed = (*_FAILED, NodeStatus.SUCCEEDED)
         return [name for name, state in self._states.items() if state.status not in closed]
 
-    def input_of(self, name: str) -> Json:
+    def has_begun(self, name: str) -> bool:
+        """Whether there is such a node, and it has been started, and has not ended."""
+        return name in self._states and self._states[name].status in _OPEN
+
+    def begun_nodes(self) -> list[str]:
+        """The nodes that have been started, and have not ended."""
+        return [name for name, state in self._states.items() if state.status in _OPEN]
+
+    def to_fetch(self, name: str) -> list[str]:
+        """The nodes whose outputs a ready node's input needs, and which have to be fetched first."""
+        if not self._elsewhere:
+            return []
+        referred = dict.fromkeys(reference.node for reference in references(self._specs[name].input))
+        return [upstream for upstream in referred if upstream in self._elsewhere]
+
+    def sinks_to_fetch(self) -> list[str]:
+        """The sinks that succeeded whose output has to be fetched."""
+        return [name for name in self._sinks if name in self._elsewhere]
+
+    def fetched(self, name: str, output: Json) -> None:
+        """An output that had to be fetched is at hand."""
+        # Two nodes that need the same one may both have asked for it.
+        self._elsewhere.pop(name, None)
+        self._outputs[name] = output
+
+    @property
+    def needed(self) -> Mapping[str, Json]:
+        """The outputs at hand that somebody still needs."""
+        return self._outputs
+
+    @property
+    def elsewhere(self) -> Collection[str]:
+        """The nodes whose output is needed, too, and has to be fetched."""
+        return self._elsewhere.keys()
+
+    def input_of(self, name: str, largest: int = INLINE.input) -> Json:
         """A ready node's input with every reference resolved.
 
         Raises:
             MissingOutputError: an output does not hold what is referred to.
+            InputTooLargeError: it would have more bytes than ``largest``.
         """
         discarded = [up for up in self._upstream[name] if self._states[up].status is NodeStatus.DISCARDED]
-        return resolve(self._specs[name].input, self._outputs, discarded)
+        return resolve(self._specs[name].input, self._outputs, discarded, largest)
 
     def start(self, name: str, state: NodeState) -> None:
         """A ready node is starting."""
@@ -104,11 +162,16 @@ class Graph:
         self._counts[self._states[name].status] -= 1
         self._counts[state.status] += 1
         self._states[name] = state
+        if state.status is NodeStatus.DEAD_LETTERED:
+            self._blocked[name] = None
+        else:
+            self._blocked.pop(name, None)
 
     def end(self, name: str, state: NodeState, output: Json = None) -> None:
         """A node has ended; those that waited for it become ready, or are skipped."""
         self._ready.pop(name, None)
-        self._outputs[name] = output
+        if state.status is NodeStatus.SUCCEEDED:
+            self._outputs[name] = output
         self._close(name, state)
         self._release()
 
@@ -120,8 +183,9 @@ class Graph:
                 self.change(name, NodeState(status=status))
 
     def outputs(self) -> dict[str, Json]:
-        """The outputs of the sinks that succeeded."""
-        return {name: self._outputs[name] for name in self._sinks if self._states[name].status is NodeStatus.SUCCEEDED}
+        """The outputs of the sinks that succeeded, as far as they are at hand."""
+        succeeded = (name for name in self._sinks if self._states[name].status is NodeStatus.SUCCEEDED)
+        return {name: self._outputs[name] for name in succeeded if name in self._outputs}
 
     def _close(self, name: str, state: NodeState) -> None:
         self.change(name, state)
@@ -131,13 +195,17 @@ class Graph:
                 self._needed_by[done_with] -= 1
             if not self._needed_by[done_with] and done_with not in self._sinks:
                 self._outputs.pop(done_with, None)
+                self._elsewhere.pop(done_with, None)
         self._sorter.done(name)
 
     def _release(self) -> None:
         while names := self._sorter.get_ready():
             for name in names:
+                if self._states[name].status in _OPEN:
+                    # An earlier execution has started it; it will tell how it ends.
+                    continue
                 if self._states[name].status is not NodeStatus.PENDING:
-                    self._sorter.done(name)
+                    self._close(name, self._states[name])
                 elif all(self._passable(upstream) for upstream in self._upstream[name]):
                     self._ready[name] = None
                 else:

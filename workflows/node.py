@@ -10,9 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from pydantic import ValidationError
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -22,7 +20,6 @@ from temporalio.exceptions import (
     WorkflowAlreadyStartedError,
 )
 from temporalio.exceptions import TimeoutError as WorkflowTimeoutError
-from temporalio.workflow import ActivityCancellationType, ChildWorkflowCancellationType, ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
@@ -58,11 +55,13 @@ with workflow.unsafe.imports_passed_through():
     from contracts.failures import Category, Code, SideEffect, clip_message
     from contracts.identity import OperationId, dead_letter_workflow_id, node_workflow_id
     from contracts.runs import ApprovalGrant, NodeResult, NodeState, NodeStatus, Revocation, Source
-    from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
+    from contracts.sweep import GONE, RunExecution, RunGone
+    from workflows.attributes import STATUS
+    from workflows.calls import CALL_RETRY, read_answer, result_of, start_call
     from workflows.evidence import entry_of, failure_of, known_absent, made_by_hand, message_of, with_remark
+    from workflows.opening import DeadLetterHandle, open_dead_letter
     from workflows.options import (
         ASK_AGAIN,
-        CALL_RETRY,
         COMMIT_TIMEOUT,
         HEARTBEAT_TIMEOUT,
         LONGEST_PATIENCE,
@@ -76,8 +75,6 @@ with workflow.unsafe.imports_passed_through():
     from workflows.payloads import read_one, read_signal
 
 __all__ = ["Node"]
-
-DeadLetterHandle = workflow.ChildWorkflowHandle[Any, DeadLetterResult]
 
 _SHOWN: Final = 300
 """How much of an error's message is shown beside its node."""
@@ -106,6 +103,9 @@ class Node:
         self._told: NodeChange | None = None
         self._settled: DeadLetterResult | None = None
         self._troubled = False
+        self._attached: list[RunExecution] = []
+        self._begun = False
+        self._look_again = False
 
     @workflow.run
     async def run(self, *payloads: Any) -> NodeResult:
@@ -122,6 +122,8 @@ class Node:
         if self._node.approval is not None:
             self._approval = self._bind(self._node.approval)
         self._fresh_deadline()
+        self._attached.insert(0, self._node.started_by)
+        self._begun = True
         work = asyncio.create_task(self._work())
         try:
             await workflow.wait_condition(work.done)
@@ -136,55 +138,50 @@ class Node:
         return work.result()
 
     async def _work(self) -> NodeResult:
-        while True:
+        await self._wait_for_its_time()
+        outcome: NodeResult | None = None
+        if (failure := self._node.failure) is not None and not self._cancelling:
+            outcome = await self._failed(lambda _evidence, _refused: failure)
+        while outcome is None:
             if self._cancelling:
                 return await self._settle_cancelled()
             try:
-                result = self._read(await self._perform())
+                result = read_answer(await self._perform(), self._node.run_id, self._node.node_id)
             except ActivityError as error:
                 outcome = await self._failed(functools.partial(failure_of, error))
             else:
                 outcome = await (self._answered(result) if result is not None else self._failed(made_by_hand))
-            if outcome is not None:
-                return outcome
+        return outcome
 
-    def _read(self, answer: Any) -> CallResult | None:
-        """The entry's answer; None for what somebody else has completed the activity with."""
-        try:
-            result = CallResult.model_validate(answer)
-        except ValidationError:
-            return None
-        theirs = result.operation_id.rpartition("/")[0]
-        return result if theirs == node_workflow_id(self._node.run_id, self._node.node_id) else None
+    async def _wait_for_its_time(self) -> None:
+        """The wait that the run's own first attempt has asked for."""
+        if self._node.not_before is None or self._node.not_before <= workflow.now():
+            return
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self._cancelling or self._refused() is not None,
+                timeout=self._node.not_before - workflow.now(),
+                timeout_summary=f"{self._tool.name} again",
+            )
 
     async def _perform(self) -> Any:
         """One dispatch: the server retries it as the entry says, and this waits for the outcome."""
-        self._call = workflow.start_activity(
-            stubs.call_tool,
-            Dispatch(
-                run_id=self._node.run_id,
-                node_id=self._node.node_id,
-                logical_attempt=self._logical_attempt,
-                redrives=self._redrives,
-                tool=self._tool.name,
-                fingerprint=self._tool.fingerprint,
-                input=self._input,
-                deadline=self._deadline,
-                node_started_at=workflow.info().workflow_start_time,
-                correlation_id=self._node.correlation_id,
-                trace_id=self._node.trace_id,
-                approval=self._approval.grant if self._approval else None,
-                refusal=self._refused(),
-            ),
-            activity_id="call_tool",
-            task_queue=self._tool.task_queue,
-            schedule_to_close_timeout=max(self._deadline - workflow.now(), timedelta(0)) + self._tool.timeout + MARGIN,
-            start_to_close_timeout=self._tool.timeout + MARGIN,
-            heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            retry_policy=CALL_RETRY,
-            cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-            summary=f"{self._tool.name} {self._operation}",
+        dispatch = Dispatch(
+            run_id=self._node.run_id,
+            node_id=self._node.node_id,
+            logical_attempt=self._logical_attempt,
+            redrives=self._redrives,
+            tool=self._tool.name,
+            fingerprint=self._tool.fingerprint,
+            input=self._input,
+            deadline=self._deadline,
+            node_started_at=self._node.begun_at,
+            correlation_id=self._node.correlation_id,
+            trace_id=self._node.trace_id,
+            approval=self._approval.grant if self._approval else None,
+            refusal=self._refused(),
         )
+        self._call = start_call(dispatch, self._tool, "call_tool", CALL_RETRY)
         try:
             return await self._call
         finally:
@@ -212,24 +209,20 @@ class Node:
             case NodeEnd.CANCELLED:
                 return await self._settle_cancelled()
             case _:
-                return self._result(result.output, result.source or Source.EXECUTED, result)
+                return self._result(result.output, result.source, result)
 
-    def _result(self, output: Json, source: Source, result: CallResult) -> NodeResult:
-        operation = OperationId.parse(result.operation_id)
+    def _result(self, output: Json, source: Source | None, result: CallResult) -> NodeResult:
         if self._troubled:
             workflow.upsert_search_attributes([STATUS.value_set(NodeStatus.SUCCEEDED)])
-        return NodeResult(
-            node_id=self._node.node_id,
-            operation_id=result.operation_id,
-            idempotency_key=operation.idempotency_key,
-            output=output,
-            attempt_count=result.attempt_count,
-            source=source,
-        )
+        return result_of(result, output, source)
 
     async def _failed(self, reading: Callable[[Evidence, Refusal | None], ErrorInfo]) -> NodeResult | None:
         """The call has failed for good: reconcile what is uncertain, then hand over to a person; None: go on."""
         evidence = await self._gather()
+        if evidence.end is not None:
+            return self._ended_before(evidence.end, evidence)
+        if self._overtaken(evidence):
+            return None
         failure = reading(evidence, self._refused())
         if evidence.side_effect is not SideEffect.NONE and self._tool.askable:
             answer = await self._reconcile()
@@ -242,14 +235,26 @@ class Node:
             else:
                 failure = with_remark(failure, f"reconcile: {answer.message or answer.verdict}")
             evidence = await self._gather()
+            if self._overtaken(evidence):
+                return None
         if self._cancelling and evidence.side_effect is SideEffect.NONE:
-            raise _ended(NODE_CANCELLED, "the run was cancelled")
+            # That evidence may be older than the cancel.
+            return await self._settle_cancelled()
         return await self._hand_over(failure, evidence)
+
+    def _overtaken(self, evidence: Evidence) -> bool:
+        """Whether a person has redriven the node since its call was made, through a dead letter opened before.
+
+        Then the ledger answers the next dispatch with what was decided; another dead letter would ask for it again.
+        """
+        return evidence.redrives > self._redrives and not self._cancelling
 
     async def _settle_cancelled(self) -> NodeResult:
         """The ledger says that the node was cancelled; what it may have done is settled all the same."""
         self._cancelling = True
         evidence = await self._gather()
+        if evidence.end is not None:
+            return self._ended_before(evidence.end, evidence)
         if evidence.side_effect is SideEffect.NONE:
             raise _ended(NODE_CANCELLED, "the node was cancelled")
         lost = evidence.attempts[-1] if evidence.attempts else None
@@ -269,6 +274,14 @@ class Node:
             raise _ended(NODE_CANCELLED, "the node was cancelled before it was sent again")
         return settled
 
+    def _ended_before(self, end: NodeEnd, evidence: Evidence) -> NodeResult:
+        """What the ledger has committed counts, also where nobody heard of it: a cancel does not undo an effect."""
+        if end is NodeEnd.DISCARDED:
+            raise _ended(NODE_DISCARDED, "the node was discarded")
+        result = CallResult(operation_id=str(self._operation), attempt_count=evidence.attempt_count)
+        source = evidence.source if evidence.source not in (None, Source.EXECUTED) else Source.REPLAYED
+        return self._result(evidence.output, source, result)
+
     def _reconciled(self, answer: ReconcileAnswer) -> NodeResult:
         result = CallResult(operation_id=str(self._operation), attempt_count=answer.attempt_count)
         return self._result(answer.output, Source.RECONCILED, result)
@@ -277,7 +290,7 @@ class Node:
         request = EvidenceRequest(
             run_id=self._node.run_id,
             node_id=self._node.node_id,
-            node_started_at=workflow.info().workflow_start_time,
+            node_started_at=self._node.begun_at,
             tool=self._tool.name,
         )
         try:
@@ -320,13 +333,12 @@ class Node:
                 request,
                 start_to_close_timeout=self._tool.timeout + MARGIN,
                 schedule_to_close_timeout=_LONGEST_RECONCILE + self._tool.timeout + self._tool.absent_after,
+                heartbeat_timeout=HEARTBEAT_TIMEOUT,
                 retry_policy=RECONCILE_RETRY,
                 summary=f"what became of {self._operation}?",
             )
         except ActivityError as error:
-            return ReconcileAnswer(
-                verdict=Verdict.NO_ANSWER, message=message_of(error) or _NO_ANSWER, side_effect=SideEffect.POSSIBLE
-            )
+            return ReconcileAnswer(verdict=Verdict.NO_ANSWER, message=message_of(error) or _NO_ANSWER)
 
     async def _hand_over(self, failure: ErrorInfo, evidence: Evidence) -> NodeResult | None:
         """Opens the dead letter and waits for its decision; None: go on."""
@@ -334,7 +346,7 @@ class Node:
         entry = entry_of(self._node, self._tool, self._operation, self._input, failure, evidence, self._decisions)
         decided = await self._decision(entry, evidence.attempt_count)
         if decided is None:
-            raise _ended(NODE_CANCELLED, "the run was cancelled; the dead letter outlives it")
+            raise _ended(NODE_CANCELLED, "the run was cancelled, or is gone; the dead letter outlives it")
         self._decisions = decided.decisions
         match decided.status:
             case EntryStatus.REDRIVEN:
@@ -358,12 +370,22 @@ class Node:
         self._settled = None
         while True:
             try:
-                child: DeadLetterHandle | None = await self._open_dead_letter(entry)
+                child: DeadLetterHandle | None = await open_dead_letter(
+                    DeadLetterInput(
+                        entry=entry,
+                        approval=self._approval,
+                        unresolved=self._refusal is not None,
+                        revoked=list(self._revoked),
+                        limits=self._node.limits,
+                        node_gone=self._cancelling,
+                        node_started_at=self._node.begun_at,
+                    )
+                )
             except WorkflowAlreadyStartedError:
                 child = None
                 if not await self._attach():
                     continue
-            self._parked = True
+            self._parked, self._look_again = True, False
             if patience == ASK_AGAIN:
                 reason = f"{entry.error.category} {entry.error.code}: {entry.error.message[:_SHOWN]}"
                 await self._tell(NodeStatus.DEAD_LETTERED, attempt_count, reason)
@@ -380,7 +402,7 @@ class Node:
             if child is None:
                 if (settled := self._taken()) is not None:
                     return settled
-                # Nobody is told of a dead letter that was terminated: it is asked again, or opened again.
+                # It may have been terminated, which only `Sweep` tells: it is asked again, or opened again.
                 patience = min(patience * 2, LONGEST_PATIENCE)
                 continue
             try:
@@ -394,7 +416,7 @@ class Node:
         return self._settled
 
     def _goes_on(self, child: DeadLetterHandle | None) -> bool:
-        return self._cancelling or self._has_settled(child)
+        return self._cancelling or self._has_settled(child) or (child is None and self._look_again)
 
     def _has_settled(self, child: DeadLetterHandle | None) -> bool:
         return child.done() if child is not None else self._settled is not None
@@ -405,33 +427,6 @@ class Node:
             await self._dead_letter().signal("node_gone")
         except FailureError:
             workflow.logger.info("the dead letter had closed before the node was cancelled")
-
-    async def _open_dead_letter(self, entry: Entry) -> DeadLetterHandle:
-        return await workflow.start_child_workflow(
-            "DeadLetter",
-            DeadLetterInput(
-                entry=entry,
-                approval=self._approval,
-                unresolved=self._refusal is not None,
-                revoked=list(self._revoked),
-                node_gone=self._cancelling,
-            ),
-            id=dead_letter_workflow_id(entry.run_id, entry.node_id),
-            result_type=DeadLetterResult,
-            parent_close_policy=ParentClosePolicy.ABANDON,
-            cancellation_type=ChildWorkflowCancellationType.ABANDON,
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(RUN_ID, entry.run_id),
-                    SearchAttributePair(TOOL, entry.tool.name),
-                    SearchAttributePair(CATEGORY, entry.error.category),
-                    SearchAttributePair(STATUS, entry.status),
-                    SearchAttributePair(FINGERPRINT, entry.failure_fingerprint),
-                ]
-            ),
-            static_summary=f"{entry.node_id}: {entry.error.category} {entry.error.code} at {entry.tool.name}",
-            static_details=f"{entry.error.message}\n\nThe `entry` query has the whole evidence.",
-        )
 
     async def _attach(self) -> bool:
         """Asks a dead letter that an earlier execution opened to tell this one, too; False if it has closed."""
@@ -466,16 +461,17 @@ class Node:
     def _operation(self) -> OperationId:
         return OperationId(run_id=self._node.run_id, node_id=self._node.node_id, logical_attempt=self._logical_attempt)
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, for_good: bool = True) -> None:
         """Nothing new is sent from here on; what is in flight runs to its end."""
-        self._cancelling = True
         await workflow.execute_activity(
             stubs.cancel_nodes,
-            CancelRequest(run_id=self._node.run_id, node_ids=[self._node.node_id]),
+            CancelRequest(run_id=self._node.run_id, node_ids=[self._node.node_id], for_good=for_good),
             start_to_close_timeout=COMMIT_TIMEOUT,
             retry_policy=PATIENT_RETRY,
             summary="no more calls",
         )
+        # Not before: until the ledger knows of it, a delivery that nobody counts on any more can still be granted.
+        self._cancelling = True
         if self._call is not None:
             self._call.cancel()
 
@@ -528,8 +524,35 @@ class Node:
         if asked is None:
             return
         self._report_to[asked.workflow_id] = None
+        if asked.execution is not None and asked.execution not in self._attached[-1:]:
+            self._attached.append(asked.execution)
         if self._parked and self._told is not None:
             await self._tell_run(self._told)
+
+    @workflow.signal
+    async def run_gone(self, *payloads: Any) -> None:
+        """`Sweep` says that the run is closed: nothing new is sent, what is in flight is settled, then this ends.
+
+        It is not cancelled for good: the same run, started again, goes on with the same operation.
+        """
+        gone = read_signal(RunGone, payloads)
+        await workflow.wait_condition(lambda: self._begun)
+        if gone is None or self._cancelling or self._has_newer(gone.execution):
+            return
+        workflow.upsert_memo({GONE: True})
+        await self._cancel(for_good=False)
+
+    def _has_newer(self, closed: RunExecution | None) -> bool:
+        """Whether another execution of the run than the closed one, or one of its chain, has attached since."""
+        newest = self._attached[-1]
+        if closed is None:
+            return False
+        return closed.first_run_id != newest.first_run_id or closed in self._attached[:-1]
+
+    @workflow.signal
+    def dead_letter_gone(self) -> None:
+        """`Sweep` says that the dead letter was ended by an operator."""
+        self._look_again = True
 
     @workflow.signal
     def dead_letter_settled(self, *payloads: Any) -> None:

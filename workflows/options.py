@@ -5,11 +5,8 @@ from typing import Final
 
 from temporalio.common import RetryPolicy
 
-from contracts.failures import TERMINAL_CATEGORIES
-
 __all__ = [
     "ASK_AGAIN",
-    "CALL_RETRY",
     "COMMIT_TIMEOUT",
     "HEARTBEAT_TIMEOUT",
     "LONGEST_PATIENCE",
@@ -38,13 +35,6 @@ HEARTBEAT_TIMEOUT: Final = timedelta(seconds=15)
 
 COMMIT_TIMEOUT: Final = timedelta(seconds=30)
 """For activities that only talk to the ledger and to Temporal."""
-
-CALL_RETRY: Final = RetryPolicy(
-    # The entry decides when (`next_retry_delay`) and whether; this is only for what never got as far as to decide.
-    initial_interval=timedelta(seconds=1),
-    backoff_coefficient=1.0,
-    non_retryable_error_types=[*TERMINAL_CATEGORIES, "PayloadsTooLarge"],
-)
 
 RECONCILE_RETRY: Final = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30))
 

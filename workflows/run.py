@@ -1,14 +1,15 @@
-"""``Run``: a graph of nodes, each a workflow of its own; what depends on what, how many at once, how it ends."""
+"""``Run``: a graph of nodes; what depends on what, how many at once, what becomes of each, how it ends."""
 
 import asyncio
 import contextlib
-import functools
-from datetime import timedelta
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
 from temporalio import workflow
-from temporalio.common import SearchAttributePair, TypedSearchAttributes
+from temporalio.common import Priority, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
@@ -26,12 +27,24 @@ with workflow.unsafe.imports_passed_through():
     from activities import stubs
     from contracts.base import Json
     from contracts.canonical import json_problem, json_size
-    from contracts.dispatch import CancelRequest, NodeChange, NodeInput, NodeReport, Refusal, ReportTo, ToolFacts
+    from contracts.dispatch import (
+        CancelRequest,
+        Dispatch,
+        NodeChange,
+        NodeEnd,
+        NodeInput,
+        NodeReport,
+        OutputsRequest,
+        Refusal,
+        ReportTo,
+        ToolFacts,
+    )
     from contracts.failures import Category, Code
-    from contracts.identity import OperationId, node_workflow_id, trace_id_of
+    from contracts.identity import OperationId, fairness_key_of, node_workflow_id, trace_id_of
+    from contracts.limits import INLINE
+    from contracts.progress import RunProgress
     from contracts.runs import (
-        MAX_INPUT_BYTES,
-        MAX_RUN_OUTPUT_BYTES,
+        MAX_NODES_SHOWN,
         InputTooLargeError,
         MissingOutputError,
         NodeResult,
@@ -43,7 +56,10 @@ with workflow.unsafe.imports_passed_through():
         RunState,
         RunStatus,
     )
+    from contracts.sweep import NodeGone, RunExecution
     from workflows.attributes import RUN_ID, STATUS, TOOL
+    from workflows.calls import FIRST_CALL_RETRY, failure_details, read_answer, result_of, start_call
+    from workflows.evidence import first_failure, made_by_hand
     from workflows.graph import Graph
     from workflows.options import ASK_AGAIN, COMMIT_TIMEOUT, LONGEST_PATIENCE, NODE_CANCELLED, PATIENT_RETRY
     from workflows.payloads import read_signal
@@ -56,115 +72,228 @@ _MAX_REVOCATIONS: Final = 100
 """Every node carries them."""
 _NAMED: Final = 50
 """How many waiting nodes are named in the UI."""
-_MAX_EVENTS: Final = 45_000
-_MAX_HISTORY_BYTES: Final = 40 * 1024 * 1024
 _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
+_CARRIED_BYTES: Final = 384 * 1024
+"""What of the outputs goes along when a run continues as new; with a specification of 1 MiB it has to fit into 2."""
+_DRAINED_WITHIN: Final = timedelta(seconds=10)
+"""How long calls in flight are waited for before a run continues as new; later ones go on as workflows of their own."""
+_SIGNALLED_AT_ONCE: Final = 200
+"""Temporal ends a workflow that has 2,000 signals to others under way."""
 
 
 @workflow.defn(name="Run")
 class Run:
     """A run; see ``CONTRACT.md`` for what it takes, answers and obeys."""
 
-    def __init__(self) -> None:
+    @workflow.init
+    def __init__(self, *payloads: Any) -> None:
         self._run_id = workflow.info().workflow_id
+        self._payloads = list(payloads)
+        # Of many runs with work in a queue each has its share, unless whoever started this one has set another key.
+        shared = workflow.info().priority.fairness_key is None
+        self._priority = Priority(fairness_key=fairness_key_of(self._run_id)) if shared else Priority.default
         self._graph = Graph([])
+        self._spec: RunSpec
         self._tools: dict[str, ToolFacts] = {}
+        self._admitted_at = workflow.now()
+        self._limits = INLINE
+        self._taken = 0
         self._status = RunStatus.RUNNING
+        self._calls: dict[str, workflow.ActivityHandle[Any]] = {}
         self._children: dict[str, NodeHandle] = {}
+        self._starting: set[str] = set()
+        self._attached: dict[str, asyncio.Event] = {}
+        self._told: set[str] = set()
         self._reports: dict[str, NodeReport] = {}
-        self._attached: set[str] = set()
+        self._asking: asyncio.Task[None] | None = None
         self._reasons: dict[str, str] = {}
         self._revoked: dict[str, Revocation] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelling = False
+        self._uncertain: set[str] = set()
         self._progressed = False
         self._bug: BaseException | None = None
+        self._continues = workflow.info().continued_run_id is not None and len(payloads) == 2
+        if self._continues:
+            # Before any handler runs: nodes that tell how they end do not tell it twice.
+            self._go_on(*payloads)
 
     @workflow.run
-    async def run(self, *payloads: Any) -> RunResult:
+    async def run(self, *_payloads: Any) -> RunResult:
         """Executes the run.
 
         Raises:
             ApplicationError: ``InvalidRun`` at once, naming every problem; ``RunFailed`` with the result as details.
         """
-        try:
-            spec = await self._admit(list(payloads))
-        except (asyncio.CancelledError, ActivityError) as error:
-            if is_cancelled_exception(error):
-                self._show(RunStatus.CANCELLED)
-            raise
+        if self._continues:
+            for name in self._graph.begun_nodes():
+                self._begin_driving(name, None)
+        else:
+            try:
+                await self._admit()
+            except (asyncio.CancelledError, ActivityError) as error:
+                if is_cancelled_exception(error):
+                    self._show(RunStatus.CANCELLED)
+                raise
         workflow.upsert_search_attributes([RUN_ID.value_set(self._run_id), STATUS.value_set(self._status)])
-        self._graph = Graph(spec.nodes)
         try:
-            await self._execute(spec)
+            await self._execute()
+            result = await self._result()
         except asyncio.CancelledError:
             await self._cancel()
             self._show(RunStatus.CANCELLED)
             await workflow.wait_condition(workflow.all_handlers_finished)
             raise
         await workflow.wait_condition(workflow.all_handlers_finished)
-        result = self._result()
         self._show(result.status)
         if result.status is RunStatus.FAILED:
             failed = self._graph.not_succeeded
             raise ApplicationError(
-                f"{len(failed)} of {len(self._graph)} nodes did not succeed: {', '.join(failed[:20])}"
-                + (" (the run's history is full; make several runs of it)" if self._full() else ""),
+                f"{len(failed)} of {len(self._graph)} nodes did not succeed: {', '.join(failed[:20])}",
                 result,
                 type="RunFailed",
                 non_retryable=True,
             )
         return result
 
-    async def _admit(self, payloads: list[Json]) -> RunSpec:
+    def _go_on(self, payload: Json, progress: Json) -> None:
+        """Takes up the run where the execution that this one continues has left off."""
+        self._spec = RunSpec.model_validate(payload)
+        before = RunProgress.model_validate(progress)
+        names = [node.id for node in self._spec.nodes]
+        self._tools = before.tools
+        self._limits = before.limits
+        self._admitted_at = before.admitted_at
+        self._revoked = {revocation.approval_id: revocation for revocation in before.revoked}
+        self._reasons = dict(before.reasons)
+        self._told = before.told(names)
+        states = before.states(self._run_id, names)
+        self._graph = Graph(self._spec.nodes, states, before.outputs, before.named(names, before.elsewhere))
+
+    async def _admit(self) -> None:
         # What cannot travel to `admit` cannot be admitted either.
-        unreadable = [problem for payload in payloads if (problem := json_problem(payload)) is not None]
+        unreadable = [problem for payload in self._payloads if (problem := json_problem(payload)) is not None]
         if unreadable:
             message = f"the specification cannot be read: {unreadable[0]}"
             raise ApplicationError(message, type="InvalidRun", non_retryable=True)
         # Local: it looks at the worker's own catalog, takes milliseconds, and its answer is all that has to be durable.
         admission = await workflow.execute_local_activity(
             stubs.admit,
-            args=[self._run_id, payloads],
+            args=[self._run_id, self._payloads],
             start_to_close_timeout=COMMIT_TIMEOUT,
             summary="is this a run that can be executed?",
         )
         if admission.problems:
             raise ApplicationError("\n".join(admission.problems), type="InvalidRun", non_retryable=True)
         self._tools = admission.tools
-        return RunSpec.model_validate(payloads[0])
+        self._limits = admission.limits
+        self._admitted_at = workflow.now()
+        self._spec = RunSpec.model_validate(self._payloads[0])
+        self._graph = Graph(self._spec.nodes)
 
-    async def _execute(self, spec: RunSpec) -> None:
+    async def _execute(self) -> None:
         while not self._graph.finished:
-            room = 0 if self._full() else spec.max_parallel - len(self._running)
             batch = 0
             revocations = json_size([revocation.model_dump(mode="json") for revocation in self._revoked.values()])
-            while room > 0 and batch < _BATCH_BYTES and (name := self._graph.next_ready()) is not None:
-                node = self._node_input(spec, name)
-                batch += json_size(node.input) + revocations
-                room -= 1
-                self._graph.start(name, self._started(name))
-                self._running[name] = asyncio.create_task(self._drive(node))
-                self._running[name].add_done_callback(self._noticed)
-            if self._full() and not self._running:
-                # What has not been started never will be.
-                self._graph.give_up(NodeStatus.SKIPPED)
-                break
+            while (
+                not self._is_long()
+                and self._graph.running < self._spec.max_parallel
+                and batch < _BATCH_BYTES
+                and self._large_at_once() < self._limits.at_once
+                and (name := self._graph.next_ready()) is not None
+            ):
+                await self._fetch(self._graph.to_fetch(name))
+                node = self._node_input(name, workflow.now())
+                size = json_size(node.input)
+                self._taken += size
+                batch += size + revocations
+                operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
+                self._graph.start(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+                self._begin_driving(name, node)
             self._show(self._graph.status)
             if batch >= _BATCH_BYTES:
                 # The rest in another workflow task.
                 await workflow.sleep(timedelta(milliseconds=1))
                 continue
-            self._progressed = False
-            await workflow.wait_condition(lambda: self._progressed)
+            if self._is_long():
+                await self._continue_as_new()
+            else:
+                self._progressed = False
+                await workflow.wait_condition(lambda: self._progressed)
             if self._bug is not None:
                 raise self._bug
 
-    def _full(self) -> bool:
-        """Whether this history is too near to where the server would end it to start anything more."""
-        info = workflow.info()
-        return info.get_current_history_length() > _MAX_EVENTS or info.get_current_history_size() > _MAX_HISTORY_BYTES
+    def _is_long(self) -> bool:
+        """Whether to go on in another execution; Temporal counts a payload that is kept elsewhere as its reference."""
+        return workflow.info().is_continue_as_new_suggested() or self._taken > self._limits.taken
+
+    def _large_at_once(self) -> int:
+        """What the large outputs may come to of the nodes that are at work, not parked."""
+        if not any(self._limits.is_large(tool.largest_output) for tool in self._tools.values()):
+            return 0
+        sizes = (
+            self._tools[self._graph.spec(name).tool].largest_output
+            for name in self._running
+            if self._graph.state(name).status is NodeStatus.RUNNING
+        )
+        return sum(filter(self._limits.is_large, sizes))
+
+    async def _continue_as_new(self) -> None:
+        """Goes on in another execution, unless the run ends meanwhile.
+
+        Nodes outlive this one. A call that the run itself has made does not: it is waited for, or its node is given a
+        workflow, which the ledger tells what became of it.
+        """
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(lambda: not self._calls, timeout=_DRAINED_WITHIN)
+        # A child whose start is under way would be nobody's.
+        await workflow.wait_condition(lambda: not self._starting and workflow.all_handlers_finished())
+        if self._graph.finished or self._bug is not None:
+            return
+        outputs: dict[str, Json] = {}
+        elsewhere = set(self._graph.elsewhere)
+        left = _CARRIED_BYTES
+        for name, output in self._graph.needed.items():
+            left -= json_size(output)
+            if left >= 0:
+                outputs[name] = output
+            else:
+                elsewhere.add(name)
+        progress = RunProgress(
+            tools=self._tools,
+            limits=self._limits,
+            admitted_at=self._admitted_at,
+            letters="",
+            outputs=outputs,
+            revoked=list(self._revoked.values()),
+            reasons={name: self._reasons[name] for name in self._named() if name in self._reasons},
+        )
+        # Whose report has come, but was not acted on, is asked once more.
+        told = self._told - self._reports.keys()
+        workflow.continue_as_new(args=[self._payloads[0], progress.with_nodes(self._graph.states, told, elsewhere)])
+
+    async def _fetch(self, names: list[str]) -> None:
+        """Brings outputs back that this execution does not carry."""
+        while names:
+            found = await self._read_outputs(names)
+            for name, output in found.items():
+                self._taken += json_size(output)
+                self._graph.fetched(name, output)
+            names = [name for name in names if name not in found] if found else []
+
+    async def _read_outputs(self, names: list[str]) -> dict[str, Json]:
+        return await workflow.execute_activity(
+            stubs.read_outputs,
+            OutputsRequest(run_id=self._run_id, node_ids=names),
+            start_to_close_timeout=COMMIT_TIMEOUT,
+            retry_policy=PATIENT_RETRY,
+            summary="outputs that the run does not carry along",
+        )
+
+    def _begin_driving(self, name: str, node: NodeInput | None) -> None:
+        self._running[name] = asyncio.create_task(self._drive(name, node))
+        self._running[name].add_done_callback(self._noticed)
 
     def _noticed(self, task: asyncio.Task[None]) -> None:
         """A bug in `_drive` fails the workflow task, as it would anywhere else; it must not leave the run waiting."""
@@ -172,12 +301,12 @@ class Run:
             self._bug = bug
         self._progressed = True
 
-    def _node_input(self, spec: RunSpec, name: str) -> NodeInput:
+    def _node_input(self, name: str, begun_at: datetime) -> NodeInput:
         node = self._graph.spec(name)
         value: Json = None
         refusal = None
         try:
-            value = self._graph.input_of(name)
+            value = self._graph.input_of(name, self._limits.input)
         except MissingOutputError as error:
             value = node.input
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.OUTPUT_MISSING, message=str(error))
@@ -187,34 +316,45 @@ class Run:
             value = None
             message = f"the resolved input cannot be sent: {problem}"
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.INPUT_INVALID, message=message)
-        elif (size := json_size(value)) > MAX_INPUT_BYTES:
+        elif (size := json_size(value)) > self._limits.input:
             value = None
             refusal = Refusal(
                 category=Category.INVALID_INPUT,
                 code=Code.INPUT_TOO_LARGE,
-                message=f"the resolved input has {size} bytes; {MAX_INPUT_BYTES} are allowed",
+                message=f"the resolved input has {size} bytes; {self._limits.input} are allowed",
             )
         return NodeInput(
             run_id=self._run_id,
             node_id=name,
+            started_by=self._execution(),
+            begun_at=begun_at,
             tool=self._tools[node.tool],
             input=value,
             refusal=refusal,
             approval=node.approval,
             deadline=node.deadline,
-            correlation_id=spec.correlation_id or quote(self._run_id, safe="!#$&'()*+,-./:;=?@[]_~"),
-            trace_id=trace_id_of(self._run_id, spec.traceparent),
+            correlation_id=self._spec.correlation_id or quote(self._run_id, safe="!#$&'()*+,-./:;=?@[]_~"),
+            trace_id=trace_id_of(self._run_id, self._spec.traceparent),
+            limits=self._limits,
         )
 
-    def _started(self, name: str) -> NodeState:
-        operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
-        return NodeState(status=NodeStatus.RUNNING, operation_id=str(operation))
+    def _execution(self) -> RunExecution:
+        info = workflow.info()
+        return RunExecution(first_run_id=info.first_execution_run_id, run_id=info.run_id)
 
-    async def _drive(self, node: NodeInput) -> None:
-        """Sees a node to its end, whatever ends its workflow."""
-        name = node.node_id
+    async def _drive(self, name: str, node: NodeInput | None) -> None:
+        """Sees a node to its end, whatever ends its workflow; without its input, one that has been started before."""
         report: NodeReport | None = None
+        if node is None:
+            report = await self._attach(name)
+            if report is None:
+                await self._fetch(self._graph.to_fetch(name))
+                # It was begun at some time since.
+                node = self._node_input(name, self._admitted_at)
+        elif self._spec.node_mode == "fast" and node.refusal is None and not self._is_revoked(node):
+            report, node = await self._attempt(node)
         while report is None:
+            assert node is not None
             try:
                 report = await self._run_child(node)
             except WorkflowAlreadyStartedError:
@@ -233,26 +373,78 @@ class Run:
         if report.result is not None:
             update |= {"operation_id": report.result.operation_id, "attempt_count": report.result.attempt_count}
         output = report.result.output if report.result is not None else None
+        self._taken += json_size(output)
         self._graph.end(name, self._graph.state(name).model_copy(update=update), output)
         self._progressed = True
+
+    async def _attempt(self, node: NodeInput) -> tuple[NodeReport | None, NodeInput]:
+        """The first attempt, made by the run itself: what came of it, or what the node's own workflow begins with."""
+        name = node.node_id
+        begun = workflow.now()
+        dispatch = Dispatch(
+            run_id=self._run_id,
+            node_id=name,
+            logical_attempt=1,
+            redrives=0,
+            tool=node.tool.name,
+            fingerprint=node.tool.fingerprint,
+            input=node.input,
+            deadline=begun + node.deadline,
+            node_started_at=node.begun_at,
+            correlation_id=node.correlation_id,
+            trace_id=node.trace_id,
+            approval=node.approval,
+            first_attempt=True,
+        )
+        not_before = failure = None
+        call = self._calls[name] = start_call(dispatch, node.tool, name, FIRST_CALL_RETRY, self._priority)
+        if self._cancelling:
+            call.cancel()
+        try:
+            answer = read_answer(await call, self._run_id, name)
+        except ActivityError as error:
+            called_off = is_cancelled_exception(error)
+            failure = first_failure(error)
+            if (details := failure_details(error)) is not None:
+                not_before = details.next_eligible_at
+        else:
+            called_off = answer is not None and answer.end is NodeEnd.CANCELLED
+            failure = made_by_hand() if answer is None else None
+            if answer is not None and answer.end in (NodeEnd.SUCCEEDED, NodeEnd.RESOLVED):
+                result = result_of(answer, answer.output, answer.source)
+                return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=result), node
+        finally:
+            del self._calls[name]
+        if called_off and self._cancelling and name not in self._uncertain:
+            return NodeReport(node_id=name, status=NodeStatus.CANCELLED), node
+        left = max(node.deadline - (workflow.now() - begun), timedelta(0))
+        return None, node.model_copy(update={"deadline": left, "not_before": not_before, "failure": failure})
+
+    def _is_revoked(self, node: NodeInput) -> bool:
+        return node.approval is not None and node.approval.id in self._revoked
 
     async def _run_child(self, node: NodeInput) -> NodeReport:
         name = node.node_id
         # As of now: the node may be started again long after its input was made.
         node = node.model_copy(update={"revoked": list(self._revoked.values())})
-        child: NodeHandle = await workflow.start_child_workflow(
-            "Node",
-            node,
-            id=node_workflow_id(self._run_id, name),
-            result_type=NodeResult,
-            # Any other policy would end the nodes of a long run when it continues as new.
-            parent_close_policy=ParentClosePolicy.ABANDON,
-            cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
-            search_attributes=TypedSearchAttributes(
-                [SearchAttributePair(RUN_ID, self._run_id), SearchAttributePair(TOOL, node.tool.name)]
-            ),
-            static_summary=f"{name}: {node.tool.name}",
-        )
+        self._starting.add(name)
+        try:
+            child: NodeHandle = await workflow.start_child_workflow(
+                "Node",
+                node,
+                id=node_workflow_id(self._run_id, name),
+                result_type=NodeResult,
+                # Any other policy would end the nodes of a long run when it continues as new.
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                cancellation_type=ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+                search_attributes=TypedSearchAttributes(
+                    [SearchAttributePair(RUN_ID, self._run_id), SearchAttributePair(TOOL, node.tool.name)]
+                ),
+                static_summary=f"{name}: {node.tool.name}",
+                priority=self._priority,
+            )
+        finally:
+            self._starting.discard(name)
         self._children[name] = child
         if self._cancelling:
             child.cancel()
@@ -263,28 +455,49 @@ class Run:
 
     async def _attach(self, name: str) -> NodeReport | None:
         """Waits for a node that an earlier execution started; None if it has closed: it is to be started again."""
-        self._attached.add(name)
-        patience = ASK_AGAIN
+        news = self._attached[name] = asyncio.Event()
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_again())
+            self._asking.add_done_callback(self._noticed)
         try:
+            if name not in self._told and not await self._ask(name):
+                return None
+            self._told.add(name)
             while name not in self._reports:
-                # Asked again from time to time: nobody is told of a node that was terminated.
-                await self._node_workflow(name).signal("report_to", ReportTo(workflow_id=self._run_id))
-                for revocation in list(self._revoked.values()):
-                    await self._node_workflow(name).signal("revoke_approval", revocation)
-                if self._cancelling:
-                    await self._node_workflow(name).cancel()
-                with contextlib.suppress(TimeoutError):
-                    await workflow.wait_condition(
-                        functools.partial(self._reports.__contains__, name),
-                        timeout=patience,
-                        timeout_summary=f"is {name} still there?",
-                    )
-                patience = min(patience * 2, LONGEST_PATIENCE)
-        except FailureError:
-            return None
+                await news.wait()
+                news.clear()
+                # Without a report it is `Sweep` that has told of it: an operator may have ended it.
+                if name not in self._reports and not await self._ask(name):
+                    return None
         finally:
-            self._attached.discard(name)
-        return self._reports.pop(name)
+            del self._attached[name]
+            self._told.discard(name)
+        report = self._reports.pop(name)
+        # Stopped because an earlier execution was gone, it goes on, unless the ledger says that it was cancelled.
+        return None if report.status is NodeStatus.CANCELLED and not self._cancelling else report
+
+    async def _ask(self, name: str) -> bool:
+        """Asks an open node to tell this run how it ends; False if it has closed."""
+        node = self._node_workflow(name)
+        try:
+            await node.signal("report_to", ReportTo(workflow_id=self._run_id, execution=self._execution()))
+            for revocation in list(self._revoked.values()):
+                await node.signal("revoke_approval", revocation)
+            if self._cancelling:
+                await node.cancel()
+        except FailureError:
+            return False
+        return True
+
+    async def _ask_again(self) -> None:
+        """Asks from time to time, one after the other: only `Sweep` tells of a node that was terminated."""
+        patience = LONGEST_PATIENCE if self._told else ASK_AGAIN
+        while True:
+            await workflow.sleep(patience, summary="are the nodes still there?")
+            for name in sorted(self._attached):
+                if name in self._attached and not await self._ask(name) and name in self._attached:
+                    self._attached[name].set()
+            patience = min(patience * 2, LONGEST_PATIENCE)
 
     def _node_workflow(self, name: str) -> workflow.ExternalWorkflowHandle[Any]:
         return workflow.get_external_workflow_handle(node_workflow_id(self._run_id, name))
@@ -295,46 +508,84 @@ class Run:
         names = self._graph.open_nodes()
         self._graph.give_up(NodeStatus.CANCELLED)
         if names:
-            await workflow.execute_activity(
+            uncertain = await workflow.execute_activity(
                 stubs.cancel_nodes,
                 CancelRequest(run_id=self._run_id, node_ids=names),
                 start_to_close_timeout=COMMIT_TIMEOUT,
                 retry_policy=PATIENT_RETRY,
                 summary=f"no more calls for {len(names)} nodes",
             )
-        for child in self._children.values():
-            child.cancel()
-        for name in sorted(self._attached):
-            with contextlib.suppress(FailureError):
-                await self._node_workflow(name).cancel()
+            self._uncertain.update(uncertain)
+        for work in [*self._calls.values(), *self._children.values()]:
+            work.cancel()
+        await self._to_each(sorted(self._attached), self._cancel_node)
         await workflow.wait_condition(lambda: not self._running)
         for name in self._graph.open_nodes():
             state = self._graph.state(name)
             self._graph.change(name, state.model_copy(update={"status": NodeStatus.CANCELLED}))
 
-    def _result(self) -> RunResult:
+    async def _cancel_node(self, name: str) -> None:
+        with contextlib.suppress(FailureError):
+            await self._node_workflow(name).cancel()
+
+    async def _to_each(self, names: Iterable[str], send: Callable[[str], Awaitable[None]]) -> None:
+        waiting = iter(names)
+        while batch := list(itertools.islice(waiting, _SIGNALLED_AT_ONCE)):
+            await asyncio.gather(*map(send, batch))
+
+    async def _result(self) -> RunResult:
         outputs: dict[str, Json] = {}
         omitted: list[str] = []
-        left = MAX_RUN_OUTPUT_BYTES
-        for name, output in self._graph.outputs().items():
-            size = json_size(output)
-            if size <= left:
-                outputs[name] = output
-                left -= size
-            else:
-                omitted.append(name)
+        left = self._limits.run_outputs
+        names = self._graph.sinks_to_fetch()
+        found = self._graph.outputs()
+        while True:
+            for name, output in found.items():
+                size = json_size(output)
+                if size <= left:
+                    outputs[name] = output
+                    left -= size
+                else:
+                    omitted.append(name)
+            names = [name for name in names if name not in found]
+            if not names or omitted:
+                # What does not fit any more is not fetched either.
+                omitted += names
+                break
+            found = await self._read_outputs(names)
+            if not found:
+                omitted += names
+                break
         return RunResult(
             run_id=self._run_id,
             status=RunStatus.FAILED if self._graph.failed else RunStatus.SUCCEEDED,
             counts=self._graph.counts,
-            outputs=outputs,
+            outputs={name: outputs[name] for name in self._graph.states if name in outputs},
             outputs_omitted=omitted or None,
         )
 
     @workflow.query
-    def status(self) -> RunState:
-        """How the run and each of its nodes is doing."""
-        return self._graph.states(self._run_id, self._status)
+    def status(self, *payloads: Any) -> RunState:
+        """How the run is doing, and each of its nodes, a thousand at a time.
+
+        Takes, if anything, ``{"after": node id}``: the nodes after that one, in the specification's order.
+        """
+        after = payloads[0].get("after") if payloads and isinstance(payloads[0], dict) else None
+        names = iter(self._graph.states)
+        if after is not None:
+            for name in names:
+                if name == after:
+                    break
+        page = list(itertools.islice(names, MAX_NODES_SHOWN))
+        blocked = self._graph.blocked
+        return RunState(
+            run_id=self._run_id,
+            status=self._status,
+            counts=self._graph.counts,
+            nodes={name: self._graph.state(name) for name in page},
+            blocked=[name for name in self._graph.states if name in blocked] if blocked else [],
+            next=page[-1] if page and next(names, None) is not None else None,
+        )
 
     @workflow.signal
     async def revoke_approval(self, *payloads: Any) -> None:
@@ -347,8 +598,12 @@ class Run:
             return
         self._revoked[revocation.approval_id] = revocation
         # To every node: by a redrive it may go on under another approval than the one it was specified with.
-        for name in [*self._children, *sorted(self._attached)]:
-            await self._forward(name, revocation)
+        for name, call in self._calls.items():
+            approval = self._graph.spec(name).approval
+            if approval is not None and approval.id == revocation.approval_id:
+                # In flight it runs to its end, and counts.
+                call.cancel()
+        await self._to_each([*self._children, *sorted(self._attached)], lambda name: self._forward(name, revocation))
 
     async def _forward(self, name: str, revocation: Revocation) -> None:
         try:
@@ -361,7 +616,7 @@ class Run:
     def node_changed(self, *payloads: Any) -> None:
         """A node says that it waits for a person, or does no longer."""
         change = read_signal(NodeChange, payloads)
-        if change is None or change.node_id not in self._running:
+        if change is None or not self._graph.has_begun(change.node_id):
             return
         self._graph.change(change.node_id, change.state)
         self._reasons[change.node_id] = change.reason
@@ -371,23 +626,36 @@ class Run:
     def node_ended(self, *payloads: Any) -> None:
         """A node that this execution did not start says how it ended."""
         report = read_signal(NodeReport, payloads)
-        if report is not None and report.node_id in self._running:
+        if report is not None and self._graph.has_begun(report.node_id):
             self._reports[report.node_id] = report
+            if report.node_id in self._attached:
+                self._attached[report.node_id].set()
+
+    @workflow.signal
+    def node_gone(self, *payloads: Any) -> None:
+        """`Sweep` says that an operator has ended a node; one that this execution did not start is started again."""
+        gone = read_signal(NodeGone, payloads)
+        if gone is not None and gone.node_id in self._attached:
+            self._attached[gone.node_id].set()
 
     def _show(self, status: RunStatus) -> None:
         """What a person sees who opens the run in the Temporal UI, or lists runs."""
-        blocked = self._graph.blocked
         counts = ", ".join(f"{count} {status}" for status, count in self._graph.counts.items())
         lines = [f"**{status}**: {counts}"]
         lines += [
-            f"- **{name}** waits for a decision on `{self._graph.state(name).dead_letter}`: {self._reasons[name]}"
-            for name in blocked[:_NAMED]
+            f"- **{name}** waits for a decision on `{self._graph.state(name).dead_letter}`: "
+            + self._reasons.get(name, "see there")
+            for name in self._named()
         ]
-        lines += [f"- and {len(blocked) - _NAMED} more"] if len(blocked) > _NAMED else []
+        more = len(self._graph.blocked) - _NAMED
+        lines += [f"- and {more} more"] if more > 0 else []
         workflow.set_current_details("\n".join(lines))
         if status is not self._status:
             self._status = status
             workflow.upsert_search_attributes([STATUS.value_set(status)])
+
+    def _named(self) -> list[str]:
+        return list(itertools.islice(self._graph.blocked, _NAMED))
 
 
 def _status_after(error: ChildWorkflowError) -> NodeStatus:
