@@ -2,7 +2,6 @@
 
 import asyncio
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -186,13 +185,10 @@ class _Story:
             self._say("   # raises the card's limit", style="dim")
 
     async def _stay(self) -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):
-                # Not on Windows, where Ctrl-C raises KeyboardInterrupt.
-                loop.add_signal_handler(number, stop.set)
-        await stop.wait()
+        from workers.stopping import until_stopped
+
+        with until_stopped():
+            await asyncio.Event().wait()
         self._say("\nstopping; nothing of the demo is kept")
 
     def _remark(self, text: str) -> None:

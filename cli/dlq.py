@@ -15,7 +15,7 @@ from contracts.dead_letters import REFUSALS, Action, DecisionOutcome, DecisionRe
 from contracts.tools import parse_duration
 
 if TYPE_CHECKING:
-    from workers.dead_letters import EntryId
+    from workers.dead_letters import EntryId, Filter
 
 __all__ = ["app"]
 
@@ -42,39 +42,35 @@ IfRedrives = Annotated[
 ]
 
 
+Tool = Annotated[str | None, typer.Option(metavar="NAME", help="Only of this tool.")]
+Category = Annotated[str | None, typer.Option(metavar="CATEGORY", help="Only of this kind of failure.")]
+RunId = Annotated[str | None, typer.Option(metavar="ID", help="Only of this run.")]
+Fingerprint = Annotated[
+    str | None, typer.Option(metavar="HASH", help="Only of failures alike: the failure_fingerprint of an entry.")
+]
+Since = Annotated[str | None, typer.Option(metavar="DURATION", help="Only opened in the last 30m, 24h, 7d …")]
+Closed = Annotated[bool, typer.Option("--all", help="Those that were decided, too.")]
+Limit = Annotated[int, typer.Option(min=1, help="Show no more than so many.")]
+
+
 @app.command("list")
 def list_(
-    tool: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this tool.")] = None,
-    category: Annotated[str | None, typer.Option(metavar="CATEGORY", help="Only of this kind of failure.")] = None,
-    run: Annotated[str | None, typer.Option(metavar="ID", help="Only of this run.")] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(metavar="HASH", help="Only of failures alike: the failure_fingerprint of an entry.")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Only opened in the last 30m, 24h, 7d …")
-    ] = None,
-    closed: Annotated[bool, typer.Option("--all", help="Those that were decided, too.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show no more than so many.")] = 100,
+    tool: Tool = None,
+    category: Category = None,
+    run: RunId = None,
+    fingerprint: Fingerprint = None,
+    since: Since = None,
+    closed: Closed = False,
+    limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters that wait for a decision, the newest first."""
-    try:
-        duration = parse_duration(since) if since is not None else None
-    except ValueError as error:
-        raise UsageError(f"--since: {error}") from error
+    wanted = _filter(tool, category, run, fingerprint, since, closed)
 
     async def work() -> None:
         from workers.client import connect
-        from workers.dead_letters import Filter, list_dead_letters
+        from workers.dead_letters import list_dead_letters
 
-        wanted = Filter(
-            tool=tool,
-            category=category.upper() if category is not None else None,
-            run_id=run,
-            fingerprint=fingerprint,
-            since=duration,
-            closed=closed,
-        )
         found, more = await list_dead_letters(await connect(), wanted, limit)
         if as_json:
             print_json([row.model_dump(mode="json") for row in found])
@@ -85,6 +81,68 @@ def list_(
             note(f"there are more than {limit}; see them with --limit")
 
     run_async(work())
+
+
+@app.command()
+def groups(
+    tool: Tool = None,
+    category: Category = None,
+    run: RunId = None,
+    fingerprint: Fingerprint = None,
+    since: Since = None,
+    closed: Closed = False,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Count the dead letters that wait for a decision by how they have failed, the most frequent first."""
+    wanted = _filter(tool, category, run, fingerprint, since, closed)
+
+    async def work() -> None:
+        from workers.client import connect
+        from workers.dead_letters import group_dead_letters
+
+        found, more = await group_dead_letters(await connect(), wanted, limit)
+        if as_json:
+            print_json([group.model_dump(mode="json") for group in found])
+        else:
+            columns = ["COUNT", "TOOL", "CATEGORY", "CODE", "FIRST", "LAST", "EXAMPLE", "FINGERPRINT"]
+            rows = [
+                [
+                    group.count,
+                    group.tool,
+                    group.category,
+                    group.code,
+                    moment(group.first_opened_at),
+                    moment(group.last_opened_at),
+                    group.example,
+                    group.failure_fingerprint,
+                ]
+                for group in found
+            ]
+            console().print(table(columns, rows))
+        if more:
+            note(f"there are more than {limit}; see them with --limit")
+
+    run_async(work())
+
+
+def _filter(
+    tool: str | None, category: str | None, run: str | None, fingerprint: str | None, since: str | None, closed: bool
+) -> "Filter":
+    from workers.dead_letters import Filter
+
+    try:
+        duration = parse_duration(since) if since is not None else None
+    except ValueError as error:
+        raise UsageError(f"--since: {error}") from error
+    return Filter(
+        tool=tool,
+        category=category.upper() if category is not None else None,
+        run_id=run,
+        fingerprint=fingerprint,
+        since=duration,
+        closed=closed,
+    )
 
 
 @app.command()
@@ -227,9 +285,9 @@ def _decide(
 
         settings = load_settings()
         # Without Temporal first: what is wrong with it is known even where nothing runs.
-        parse_decision(action, [payload])
+        parse_decision(action, [payload], settings.limits)
         client = await connect()
-        record = await decide(client, settings.ledger.get_secret_value(), found, action, payload)
+        record = await decide(client, settings, found, action, payload)
         if as_json:
             print_json(record.model_dump(mode="json"))
         else:

@@ -42,6 +42,7 @@ def explain(error: Exception) -> Explanation | None:
     from workers.executions import NoAnswerError
     from workers.runs import OtherSpecError, RunNotFoundError
     from workers.settings import SettingsError
+    from workers.storage import StorageError, foreign_reference
 
     match error:
         case InvalidRunError():
@@ -54,8 +55,12 @@ def explain(error: Exception) -> Explanation | None:
             return Explanation(BAD_INPUT, str(error))
         case RunNotFoundError() | OtherSpecError() | DeadLetterNotFoundError():
             return Explanation(REFUSED, str(error))
-        case TemporalUnavailableError() | LedgerUnavailableError() | EmbeddedServerError() | NoAnswerError():
+        case TemporalUnavailableError() | LedgerUnavailableError() | StorageError():
             return Explanation(CANNOT_REACH, str(error))
+        case EmbeddedServerError() | NoAnswerError():
+            return Explanation(CANNOT_REACH, str(error))
+        case RuntimeError() | ValueError() if (cure := foreign_reference(error)) is not None:
+            return Explanation(BAD_INPUT, cure)
         case _:
             return _explain_rpc(error)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli import dlq, ledger, run, schema, tools, worker
+from cli import dlq, ledger, run, schema, storage, tools, worker
 from cli.demo import demo
 from cli.errors import REFUSED, explain
 from cli.output import failed
@@ -28,6 +28,7 @@ app.command()(worker.setup)
 app.add_typer(run.app, name="run")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(storage.app, name="storage")
 app.add_typer(tools.app, name="tools")
 app.command()(schema.schema)
 

@@ -46,9 +46,9 @@ def start(
 
         settings = load_settings()
         # Without Temporal first: what is wrong with it is known even where nothing runs.
-        parse_run(run_id, [spec])
+        parse_run(run_id, [spec], settings.limits)
         client = await connect()
-        started = await start_run(client, settings.task_queue, run_id, spec)
+        started = await start_run(client, settings, run_id, spec)
         if not (watch and as_json):
             _print_start(started, as_json)
         if watch:

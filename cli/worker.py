@@ -1,5 +1,6 @@
 """``redrive dev``, ``worker`` and ``setup``: what stands behind runs."""
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -20,18 +21,25 @@ def dev(
         from contracts.tools import load_catalog
         from workers.embedded import embedded_server
         from workers.logs import configure_logs
+        from workers.schedules import schedule_sweep
         from workers.settings import load_settings
-        from workers.worker import serve
+        from workers.stopping import until_stopped
+        from workers.worker import running_worker
 
         configure_logs()
         settings = load_settings()
         # A bad catalog is told before a server starts for nothing.
         load_catalog(settings.tools)
-        async with embedded_server(settings.data, port, ui_port) as server:
-            say(f"Temporal  {server.address}   (TEMPORAL_ADDRESS={server.address})")
-            say(f"UI        {server.ui_url}")
-            say(f"worker    task queue {settings.task_queue}, tools from {settings.tools}; stop with Ctrl-C")
-            await serve(server.client, settings)
+        with until_stopped():
+            async with (
+                embedded_server(settings.data, port, ui_port, storage=settings.storage) as server,
+                running_worker(server.client, settings),
+            ):
+                await schedule_sweep(server.client, settings.task_queue)
+                say(f"Temporal  {server.address}   (TEMPORAL_ADDRESS={server.address})")
+                say(f"UI        {server.ui_url}")
+                say(f"worker    task queue {settings.task_queue}, tools from {settings.tools}; stop with Ctrl-C")
+                await asyncio.Event().wait()
 
     run_async(work())
 
@@ -53,18 +61,23 @@ def worker() -> None:
 
 
 def setup(as_json: AsJson = False) -> None:
-    """Register the search attributes in the namespace; safe to repeat."""
+    """Register the search attributes and the schedule of Sweep in the namespace; safe to repeat."""
 
     async def work() -> None:
         from workers.client import connect, register_search_attributes
+        from workers.schedules import schedule_sweep
+        from workers.settings import load_settings
         from workflows.attributes import SEARCH_ATTRIBUTES
 
+        settings = load_settings()
         client = await connect()
         await register_search_attributes(client)
+        schedule = await schedule_sweep(client, settings.task_queue)
         names = [key.name for key in SEARCH_ATTRIBUTES]
         if as_json:
-            print_json({"namespace": client.namespace, "search_attributes": names})
+            print_json({"namespace": client.namespace, "search_attributes": names, "schedules": [schedule]})
         else:
             say(f"namespace {client.namespace} knows the search attributes {', '.join(names)}")
+            say(f"schedule {schedule} sweeps task queue {settings.task_queue} every minute")
 
     run_async(work())

@@ -1,5 +1,6 @@
 """The one place that builds a Temporal client and its data converter."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,14 +10,16 @@ from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter
+from temporalio.converter import DataConverter, ExternalStorage
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.base import Unreadable
+from workers.settings import load_settings
+from workers.storage import open_storage
 from workflows.attributes import SEARCH_ATTRIBUTES
 
-__all__ = ["DATA_CONVERTER", "TemporalUnavailableError", "connect", "register_search_attributes"]
+__all__ = ["DATA_CONVERTER", "TemporalUnavailableError", "connect", "converter_with", "register_search_attributes"]
 
 _DEFAULT_ADDRESS: Final = "localhost:7233"
 _LONGEST_REASON: Final = 200
@@ -54,6 +57,19 @@ DATA_CONVERTER: Final = DataConverter(payload_converter_class=_TolerantPayloadCo
 """Plain JSON on the wire, pydantic models in the code."""
 
 
+def converter_with(storage: str | None) -> DataConverter:
+    """The data converter, with the storage that ``REDRIVE_STORAGE`` names for what is too large for Temporal.
+
+    What is larger than the SDK's threshold, 256 KiB, is kept there, and a reference to it in Temporal.
+
+    Raises:
+        StorageError: it needs an extra that is not installed.
+    """
+    if storage is None:
+        return DATA_CONVERTER
+    return dataclasses.replace(DATA_CONVERTER, external_storage=ExternalStorage(drivers=[open_storage(storage).driver]))
+
+
 class TemporalUnavailableError(Exception):
     """Temporal cannot be reached, or does not let us in; the message names the address and the cure."""
 
@@ -66,7 +82,10 @@ async def connect(overrides: Mapping[str, str] | None = None) -> Client:
 
     Raises:
         TemporalUnavailableError: there is no answer, or the configuration is not usable.
+        StorageError: the storage of ``REDRIVE_STORAGE`` needs an extra that is not installed.
+        SettingsError: a setting is not usable.
     """
+    converter = converter_with(load_settings().storage)
     config: dict[str, Any] = {}
     try:
         config |= ClientConfig.load_client_connect_config(override_env_vars=overrides)
@@ -76,7 +95,7 @@ async def connect(overrides: Mapping[str, str] | None = None) -> Client:
         ) from error
     address = config.setdefault("target_host", _DEFAULT_ADDRESS)
     try:
-        return await Client.connect(**config, data_converter=DATA_CONVERTER)
+        return await Client.connect(**config, data_converter=converter)
     except (RuntimeError, RPCError, ValueError) as error:
         raise TemporalUnavailableError(
             f"cannot reach Temporal at {address}: {error}\n"

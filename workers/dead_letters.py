@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, FailureError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.executions import NEWEST, OPEN, Execution, describe, executions, matches, quote_value
 from activities.ledger import Ledger, LedgerUnavailableError, open_ledger
 from contracts.base import Json, Model, UtcTime
 from contracts.dead_letters import (
@@ -33,23 +34,12 @@ from contracts.dead_letters import (
     parse_decision,
 )
 from contracts.identity import dead_letter_workflow_id, problem_with_node_id, problem_with_run_id
-from workers.executions import (
-    ANSWER_WITHIN,
-    NEWEST,
-    OPEN,
-    Execution,
-    NoAnswerError,
-    describe,
-    executions,
-    matches,
-    no_answer,
-    query,
-    quote_value,
-    read_answer,
-)
+from workers.executions import ANSWER_WITHIN, NoAnswerError, no_answer, query, read_answer
+from workers.settings import Settings
 from workflows.attributes import CATEGORY, FINGERPRINT, RUN_ID, STATUS, TOOL
 
 __all__ = [
+    "DeadLetterGroup",
     "DeadLetterNotFoundError",
     "DeadLetterRow",
     "EntryId",
@@ -57,6 +47,7 @@ __all__ = [
     "check_entry",
     "decide",
     "existing_ledger",
+    "group_dead_letters",
     "list_dead_letters",
     "list_filters",
     "read_entry",
@@ -147,6 +138,25 @@ class DeadLetterRow(Model):
     closed_at: UtcTime | None
 
 
+class DeadLetterGroup(Model):
+    """Failures of one kind.
+
+    Attributes:
+        code: The example's, and so is the message; None where no worker answers.
+        example: The newest of them.
+    """
+
+    failure_fingerprint: str
+    count: int
+    tool: str
+    category: str
+    code: str | None
+    message: str | None
+    first_opened_at: UtcTime
+    last_opened_at: UtcTime
+    example: str
+
+
 def list_filters(wanted: Filter, now: datetime) -> list[str]:
     """The list filters for the server; it may find more than is wanted, never less (see `quote_value`)."""
     filters = ["WorkflowType = 'DeadLetter'", NEWEST if wanted.closed else OPEN]
@@ -167,6 +177,42 @@ async def list_dead_letters(client: Client, wanted: Filter, limit: int) -> tuple
             return rows, True
         rows.append(_row(execution))
     return rows, False
+
+
+async def group_dead_letters(client: Client, wanted: Filter, limit: int) -> tuple[list[DeadLetterGroup], bool]:
+    """The dead letters that are wanted by how they have failed, the most frequent first, and whether there are more.
+
+    Counted here: the server's lists have no groups. Only one of each kind is asked what exactly its failure was.
+    """
+    groups: dict[str, list[DeadLetterRow]] = {}
+    filters = list_filters(wanted, datetime.now(UTC))
+    async for execution in executions(client, filters, lambda found: matches(found, wanted.attributes)):
+        row = _row(execution)
+        rows = groups.setdefault(row.failure_fingerprint, [])
+        rows.append(row)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [await _group(client, rows) for rows in ordered[:limit]], len(ordered) > limit
+
+
+async def _group(client: Client, rows: Sequence[DeadLetterRow]) -> DeadLetterGroup:
+    # As the server orders them.
+    newest, oldest = rows[0], rows[-1]
+    try:
+        error = (await read_entry(client, EntryId(newest.run_id, newest.node_id))).error
+    except (DeadLetterNotFoundError, NoAnswerError):
+        # Its worker is away; what is counted is right all the same.
+        error = None
+    return DeadLetterGroup(
+        failure_fingerprint=newest.failure_fingerprint,
+        count=len(rows),
+        tool=newest.tool,
+        category=newest.category,
+        code=error.code if error is not None else None,
+        message=error.message if error is not None else None,
+        first_opened_at=oldest.opened_at,
+        last_opened_at=newest.opened_at,
+        example=newest.id,
+    )
 
 
 def _row(execution: Execution) -> DeadLetterRow:
@@ -231,7 +277,7 @@ async def check_entry(client: Client, entry_id: EntryId) -> Entry:
 
 
 async def decide(
-    client: Client, ledger_url: str, entry_id: EntryId, action: Action, payload: Mapping[str, Json]
+    client: Client, settings: Settings, entry_id: EntryId, action: Action, payload: Mapping[str, Json]
 ) -> DecisionRecord:
     """Takes a decision, and answers with its record: accepted, refused or noted.
 
@@ -245,7 +291,7 @@ async def decide(
         NoAnswerError: no worker answers; the message says how to find out later.
         LedgerUnavailableError: the entry is closed, and only the ledger could say what became of this decision.
     """
-    parse_decision(action, [dict(payload)])
+    parse_decision(action, [dict(payload)], settings.limits)
     sent = dict(payload)
     named = "decision_id" in sent
     decision_id = str(sent.get("decision_id") or uuid.uuid4())
@@ -260,7 +306,7 @@ async def decide(
         if record is not None:
             return record
         named = True
-    earlier = await _earlier(ledger_url, entry_id, decision_id, required=named)
+    earlier = await _earlier(settings.ledger.get_secret_value(), entry_id, decision_id, required=named)
     if earlier is not None:
         return earlier
     if execution is None:

@@ -23,6 +23,7 @@ from contracts.identity import dead_letter_workflow_id, node_workflow_id
 from contracts.runs import NodeResult, RunResult, RunState, RunStatus, Source
 from workers.embedded import EmbeddedServer, embedded_server
 from workers.sample_tools import RETRY_AFTER_SECONDS, SampleCall, SampleTools, sample_tools
+from workers.schedules import schedule_sweep
 from workers.settings import Settings
 from workers.worker import running_worker
 
@@ -224,9 +225,10 @@ async def stage(
             settings.tools.write_text(tools.catalog)
             with _logging_to(log):
                 async with (
-                    embedded_server(folder, port, ui_port, log_level="never") as server,
+                    embedded_server(folder, port, ui_port, log_level="never", storage=settings.storage) as server,
                     running_worker(server.client, settings),
                 ):
+                    await schedule_sweep(server.client, settings.task_queue)
                     yield Stage(server, tools, settings, log)
 
 

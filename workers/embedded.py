@@ -1,6 +1,7 @@
 """The embedded Temporal server: the real one with its UI, tuned, its state kept between starts."""
 
 import asyncio
+import random
 import shutil
 import socket
 import sys
@@ -13,18 +14,21 @@ from typing import Final
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from workers.client import DATA_CONVERTER
+from workers.client import converter_with
 from workflows.attributes import SEARCH_ATTRIBUTES
 
-__all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server", "temporal_binary"]
+__all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server", "free_port", "temporal_binary"]
 
 _HOST: Final = "127.0.0.1"
+_BELOW_OUTGOING: Final = (10_000, 32_000)
 
 _TUNING: Final = (
     # The stock dev server paces its own queues for a shared machine; a one-node run then takes five times as long.
     *("--dynamic-config-value", "history.transferProcessorMaxPollRPS=10000"),
     *("--dynamic-config-value", "history.timerProcessorMaxPollRPS=10000"),
     *("--dynamic-config-value", "history.visibilityProcessorMaxPollRPS=10000"),
+    # A run of ten thousand nodes must not hold up a run of one.
+    *("--dynamic-config-value", "matching.enableFairness=true"),
     *("--sqlite-pragma", "journal_mode=wal"),
     # Durable against a lost machine too, not only against a lost process.
     *("--sqlite-pragma", "synchronous=full"),
@@ -48,7 +52,7 @@ class EmbeddedServer:
 
 @asynccontextmanager
 async def embedded_server(
-    data: Path, port: int = 7233, ui_port: int = 8233, log_level: str = "error"
+    data: Path, port: int = 7233, ui_port: int = 8233, log_level: str = "error", storage: str | None = None
 ) -> AsyncGenerator[EmbeddedServer]:
     """Runs the Temporal server of the ``temporal`` command, with its database under a folder, ready for a worker.
 
@@ -57,12 +61,13 @@ async def embedded_server(
         port: Where Temporal listens; 0 takes a free one.
         ui_port: Where its UI listens; 0 takes a free one.
         log_level: What the server itself logs on standard error, from ``debug`` to ``never``.
+        storage: Where its client keeps large payloads, as ``REDRIVE_STORAGE`` has it.
 
     Raises:
         EmbeddedServerError: a port is taken, the folder cannot be written, or the server does not start.
     """
-    port = port or _free_port()
-    ui_port = ui_port or _free_port()
+    port = port or free_port()
+    ui_port = ui_port or free_port()
     for what, number, option in (("Temporal", port, "--port"), ("its UI", ui_port, "--ui-port")):
         if not _is_free(number):
             raise EmbeddedServerError(
@@ -76,7 +81,7 @@ async def embedded_server(
             port=port,
             ui=True,
             ui_port=ui_port,
-            data_converter=DATA_CONVERTER,
+            data_converter=converter_with(storage),
             search_attributes=SEARCH_ATTRIBUTES,
             dev_server_existing_path=temporal_binary(),
             dev_server_database_filename=str(data / "temporal.db"),
@@ -110,8 +115,10 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        number: int = probe.getsockname()[1]
-        return number
+def free_port() -> int:
+    """A port that nothing listens on.
+
+    The kernel's own choice (port 0) is from the range of outgoing connections (RFC 6056): until the server listens, one
+    of those can take it.
+    """
+    return next(port for port in iter(lambda: random.randrange(*_BELOW_OUTGOING), None) if _is_free(port))

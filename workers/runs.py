@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -9,20 +10,12 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlreadyStartedError
 
+from activities.executions import NEWEST, OPEN, Execution, describe, executions
 from contracts.base import Json, Model, UtcTime
 from contracts.canonical import canonical_json
 from contracts.runs import RunState, RunStatus, parse_run
-from workers.executions import (
-    NEWEST,
-    OPEN,
-    Execution,
-    NoAnswerError,
-    describe,
-    executions,
-    inputs_of,
-    query,
-    read_answer,
-)
+from workers.executions import NoAnswerError, inputs_of, query, read_answer
+from workers.settings import Settings
 from workflows.attributes import STATUS
 
 __all__ = [
@@ -106,14 +99,14 @@ class Start(Model):
     workflow_run_id: str
 
 
-async def start_run(client: Client, task_queue: str, run_id: str, spec: Json) -> Start:
+async def start_run(client: Client, settings: Settings, run_id: str, spec: Json) -> Start:
     """Starts a run; safe to repeat, by any number of callers at once.
 
     Raises:
         InvalidRunError: the specification is not usable; the tools and their schemas are only checked by a worker.
         OtherSpecError: the id is used by a run with another specification, or by something that is no run.
     """
-    parse_run(run_id, [spec])
+    parse_run(run_id, [spec], settings.limits)
     for _ in range(_START_TRIES):
         existing = await describe(client, run_id)
         if existing is not None:
@@ -131,7 +124,7 @@ async def start_run(client: Client, task_queue: str, run_id: str, spec: Json) ->
                 "Run",
                 spec,
                 id=run_id,
-                task_queue=task_queue,
+                task_queue=settings.task_queue,
                 # Whatever happens between the look and the start is refused by the server, and looked at again.
                 id_reuse_policy=(
                     WorkflowIDReusePolicy.REJECT_DUPLICATE
@@ -251,7 +244,7 @@ async def _begin_view(client: Client, execution: Execution) -> RunView:
     return RunView(
         run_id=execution.workflow_id,
         status=status_of(execution),
-        started_at=execution.started_at,
+        started_at=await _started_at(client, execution),
         ended_at=execution.ended_at,
         tools=_tools(await inputs_of(client, execution)),
         result=result,
@@ -273,7 +266,21 @@ def _tools(inputs: list[Json] | None) -> dict[str, str]:
 
 
 async def _state(client: Client, execution: Execution) -> RunState:
-    return read_answer(RunState, await query(client, execution, "status"), execution)
+    """What the run itself says, of all its nodes: those of a large run are told page by page."""
+    state = read_answer(RunState, await query(client, execution, "status"), execution)
+    nodes = dict(state.nodes)
+    while state.next is not None:
+        state = read_answer(RunState, await query(client, execution, "status", {"after": state.next}), execution)
+        nodes |= state.nodes
+    return state.model_copy(update={"nodes": nodes})
+
+
+async def _started_at(client: Client, execution: Execution) -> datetime:
+    """When the run began, however often it has continued as new since; as far back as the server knows."""
+    if execution.first_run_id in ("", execution.workflow_run_id):
+        return execution.started_at
+    first = await describe(client, execution.workflow_id, execution.first_run_id)
+    return first.started_at if first is not None else execution.started_at
 
 
 async def _outcome(client: Client, execution: Execution) -> tuple[Json, RunFailure | None]:

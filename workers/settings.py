@@ -2,11 +2,13 @@
 
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from contracts.base import problems_of
+from contracts.limits import BY_REFERENCE, INLINE, Limits
 
 __all__ = ["Settings", "SettingsError", "load_settings"]
 
@@ -27,6 +29,12 @@ class Settings(BaseSettings):
     task_queue: str = Field(default="redrive", min_length=1, max_length=200)
     alert_webhook: SecretStr | None = None
     data: Path = Path(".redrive")
+    storage: str | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """How large things may be."""
+        return INLINE if self.storage is None else BY_REFERENCE
 
     @field_validator("ledger")
     @classmethod
@@ -46,6 +54,25 @@ class Settings(BaseSettings):
             # The URL of a webhook is a secret by itself: it is never repeated.
             raise ValueError("not an http:// or https:// URL") from None
         return url
+
+    @field_validator("storage")
+    @classmethod
+    def _storage(cls, url: str | None) -> str | None:
+        if not url:
+            return None
+        if not _is_storage(url):
+            raise ValueError("write file:///ABSOLUTE/FOLDER or s3://BUCKET/PREFIX")
+        return url
+
+
+def _is_storage(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    is_folder = parts.scheme == "file" and not parts.netloc and len(parts.path) > 1
+    is_bucket = parts.scheme == "s3" and bool(parts.netloc) and "@" not in parts.netloc
+    return (is_folder or is_bucket) and not parts.query and not parts.fragment
 
 
 def load_settings() -> Settings:
