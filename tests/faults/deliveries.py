@@ -14,8 +14,9 @@ from activities.call_tool import CallTool
 from activities.context import Context
 from activities.http import HttpClients
 from activities.ledger import open_ledger
+from activities.reconcile import ReconcileOperation
 from activities.secrets import Secrets
-from contracts.dispatch import CallResult, Dispatch, FailureDetails
+from contracts.dispatch import CallResult, Dispatch, FailureDetails, ReconcileAnswer, ReconcileRequest
 from contracts.identity import trace_id_of
 from contracts.tools import load_catalog
 from tests.lab import Bench
@@ -41,10 +42,17 @@ def dispatch(bench: Bench, tool: str, run_id: str | None = None) -> Dispatch:
 
 
 class Consumer:
-    """One worker's `call_tool`, with a ledger connection and HTTP connections of its own."""
+    """One worker's `call_tool`, with a ledger connection and HTTP connections of its own.
+
+    Attributes:
+        heartbeat: What the last heartbeat said, of whichever delivery.
+    """
 
     def __init__(self, context: Context) -> None:
+        self.heartbeat: int | None = None
+        self.ledger = context.ledger
         self._call_tool = CallTool(context).call_tool
+        self._reconcile = ReconcileOperation(context).reconcile
 
     @classmethod
     @asynccontextmanager
@@ -72,6 +80,7 @@ class Consumer:
             attempted: What an earlier delivery's heartbeat said: the number of the last one that got an attempt.
         """
         environment = ActivityEnvironment()
+        environment.on_heartbeat = self._note
         environment.info = dataclasses.replace(
             environment.info,
             activity_type="call_tool",
@@ -86,6 +95,22 @@ class Consumer:
             workflow_id=f"{work.run_id}/{work.node_id}",
         )
         return await environment.run(self._call_tool, work)
+
+    def _note(self, attempted: int) -> None:
+        self.heartbeat = attempted
+
+    async def reconcile(self, work: Dispatch) -> ReconcileAnswer:
+        """Asks the tool what became of a dispatch's operation, as its node would."""
+        request = ReconcileRequest(
+            run_id=work.run_id,
+            node_id=work.node_id,
+            logical_attempt=work.logical_attempt,
+            tool=work.tool,
+            input=work.input,
+            correlation_id=work.correlation_id,
+            trace_id=work.trace_id,
+        )
+        return await ActivityEnvironment().run(self._reconcile, request)
 
     async def refused(self, work: Dispatch, **delivery: Any) -> ApplicationError:
         """Performs one delivery that is to come back empty-handed."""

@@ -25,16 +25,37 @@ async def operation(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> O
     return view
 
 
-async def pending_call(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> PendingActivityInfo | None:
-    """A node's call, while Temporal waits for its end."""
+async def node_result(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> dict[str, Any]:
+    """What a node has ended with: its workflow, or the run's own first attempt."""
     handle = bench.client.get_workflow_handle(node_workflow_id(run.id, node))
     try:
-        pending = (await handle.describe()).raw_description.pending_activities
+        result: dict[str, Any] = await handle.result()
     except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return None
-        raise
-    return next((activity for activity in pending if activity.activity_type.name == "call_tool"), None)
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+    else:
+        return result
+    operation_id = OperationId(run_id=run.id, node_id=node, logical_attempt=1)
+    async for event in run.fetch_history_events():
+        answers = await DATA_CONVERTER.decode(event.activity_task_completed_event_attributes.result.payloads)
+        if answers and isinstance(answers[0], dict) and answers[0].get("operation_id") == str(operation_id):
+            return {**answers[0], "idempotency_key": operation_id.idempotency_key}
+    raise AssertionError(f"{operation_id} has no result")
+
+
+async def pending_call(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> PendingActivityInfo | None:
+    """A node's call, while Temporal waits for its end."""
+    for workflow_id, call in ((node_workflow_id(run.id, node), "call_tool"), (run.id, node)):
+        try:
+            pending = (await bench.client.get_workflow_handle(workflow_id).describe()).raw_description
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                continue
+            raise
+        for activity in pending.pending_activities:
+            if activity.activity_type.name == "call_tool" and activity.activity_id == call:
+                return activity
+    return None
 
 
 async def last_failure(call: PendingActivityInfo) -> FailureDetails | None:

@@ -12,7 +12,7 @@ from temporalio.exceptions import CancelledError
 
 from contracts.dead_letters import Entry
 from contracts.identity import OperationId, node_workflow_id
-from tests.faults.lookup import operation
+from tests.faults.lookup import node_result, operation
 from tests.lab import Bench
 from tests.waiting import eventually
 
@@ -31,7 +31,7 @@ async def test_a_rate_limited_call_is_repeated_under_the_same_key_and_not_before
         runs = {name: await bench.start({"id": "call", "tool": name, "input": {"amount": 1}}) for name in waits}
         for name, run in runs.items():
             await run.result()
-            node = await bench.client.get_workflow_handle(node_workflow_id(run.id, "call")).result()
+            node = await node_result(bench, run, "call")
             assert (node["attempt_count"], node["source"]) == (2, "EXECUTED")
             assert node["operation_id"] == str(OperationId(run_id=run.id, node_id="call", logical_attempt=1))
             limited, again = await bench.tools.calls(bench.unique(name))

@@ -17,9 +17,8 @@ from temporalio.client import WorkflowHandle
 from activities.ledger.records import OperationState, OperationView
 from contracts.dead_letters import Entry
 from contracts.dispatch import NodeEnd
-from contracts.identity import node_workflow_id
-from tests.faults.lookup import operation, pending_call
-from tests.lab import Bench
+from tests.faults.lookup import node_result, operation, pending_call
+from tests.lab import NODE_MODES, Bench
 from tests.tool_server import Call, ToolServer
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
@@ -53,7 +52,7 @@ async def _ending(bench: Bench, run: WorkflowHandle[Any, Any], tool: str, entry:
     result = await run.result()
     return Ending(
         result=result,
-        node=await bench.client.get_workflow_handle(node_workflow_id(run.id, "call")).result(),
+        node=await node_result(bench, run, "call"),
         calls=await bench.tools.calls(bench.unique(tool)),
         effects=len(await bench.tools.effects(bench.unique(tool))),
         view=await operation(bench, run, "call"),
@@ -183,14 +182,19 @@ class Scenarios:
     frozen_in_mid_call: asyncio.Task[dict[str, Ending]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=NODE_MODES)
 async def scenarios(
-    temporal: EmbeddedServer, tool_server: ToolServer, tmp_path_factory: pytest.TempPathFactory
+    temporal: EmbeddedServer,
+    tool_server: ToolServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Scenarios]:
     """Every scenario, under way."""
+    mode: str = request.param
 
-    def bench(name: str) -> Bench:
-        return Bench(temporal.client, tool_server, tmp_path_factory.mktemp(name), name)
+    def bench(scenario: str) -> Bench:
+        name = f"{mode}-{scenario}"
+        return Bench(temporal.client, tool_server, tmp_path_factory.mktemp(name), name, node_mode=mode)
 
     begin = asyncio.create_task
     scenarios = Scenarios(

@@ -8,9 +8,9 @@ import pytest
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from activities.ledger.records import OperationState
-from contracts.identity import OperationId, node_workflow_id
+from contracts.identity import OperationId
 from tests.faults.lock import locked
-from tests.faults.lookup import last_failure, operation, pending_call
+from tests.faults.lookup import last_failure, node_result, operation, pending_call
 from tests.lab import Bench
 from tests.waiting import eventually
 
@@ -51,7 +51,7 @@ async def test_a_locked_ledger_sends_nothing_new_and_loses_nothing_that_was_answ
         for run in [*answered, unsent]:
             async with asyncio.timeout(60):
                 await run.result()
-            node = await bench.client.get_workflow_handle(node_workflow_id(run.id, "call")).result()
+            node = await node_result(bench, run, "call")
             assert (node["source"], node["attempt_count"]) == ("EXECUTED", 1)
             view = await operation(bench, run, "call")
             assert (view.state, view.epoch, len(view.attempts)) == (OperationState.SUCCEEDED, 1, 1)

@@ -6,12 +6,15 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from temporalio.exceptions import ApplicationError
 
 from contracts.dispatch import CallResult
 from tests.faults.deliveries import Consumer, details, dispatch
 from tests.faults.lock import locked
 from tests.lab import Bench
+
+pytestmark = pytest.mark.workflow_mode("they start no runs")
 
 _KINDS: Mapping[str, dict[str, Any]] = {
     "key": {"dedupe": True, "idempotency": "key"},

@@ -2,8 +2,7 @@
 
 import time
 
-from contracts.identity import node_workflow_id
-from tests.faults.lookup import operation
+from tests.faults.lookup import node_result, operation
 from tests.lab import Bench
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
@@ -44,7 +43,7 @@ async def test_calls_in_flight_at_sigterm_finish_and_nothing_new_is_taken(bench:
     async with bench.worker():
         for run in (held, paced, late):
             await run.result()
-            node = await bench.client.get_workflow_handle(node_workflow_id(run.id, "call")).result()
+            node = await node_result(bench, run, "call")
             assert (node["source"], node["attempt_count"]) == ("EXECUTED", 1)
         entry = await bench.parked(silent, "call")
         assert (entry.error.code, entry.side_effect) == ("read_timeout", "POSSIBLE")
