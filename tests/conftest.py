@@ -9,8 +9,15 @@ import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import pytest
 
 from tests.lab import Bench
+from tests.postgres import PostgresServer
 from tests.tool_server import ToolServer
 from workers.embedded import EmbeddedServer, embedded_server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--crash", default="", metavar="CELL at POINT", help="only these of the crash-point matrix (a glob)"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +31,13 @@ async def temporal(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Em
 async def tool_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ToolServer]:
     """A tool server that misbehaves as it is told."""
     async with ToolServer.start(tmp_path_factory.mktemp("tools")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def postgres() -> AsyncIterator[PostgresServer]:
+    """A real PostgreSQL server. Nothing of it outlives the tests, so that it need not wait for the disk."""
+    async with PostgresServer.running(fsync="off") as server:
         yield server
 
 

@@ -23,6 +23,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.plugin import SimplePlugin
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
@@ -49,9 +50,15 @@ _numbers = itertools.count(1)
 
 async def pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[str]:
     """The identities of the workers that have lately asked a task queue for work."""
-    answer = await client.workflow_service.describe_task_queue(
-        DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind)
-    )
+    try:
+        answer = await client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind)
+        )
+    except RPCError as error:
+        if error.status is RPCStatusCode.CANCELLED:
+            # A busy server's; it is asked again.
+            return []
+        raise
     return [poller.identity for poller in answer.pollers]
 
 
@@ -66,7 +73,13 @@ class WorkerProcess:
     @classmethod
     @asynccontextmanager
     async def start(
-        cls, bench: Bench, *, only_workflows: bool = False, hold_acks: bool = False, slots: int = 100
+        cls,
+        bench: Bench,
+        *,
+        only_workflows: bool = False,
+        hold_acks: bool = False,
+        slots: int = 100,
+        program: Sequence[str] = (),
     ) -> AsyncGenerator[Self, None]:
         """A worker that polls; killed at the end, if it still runs.
 
@@ -76,12 +89,13 @@ class WorkerProcess:
             hold_acks: What it has called and committed, it never tells Temporal.
             slots: How many activities it performs at once. Once they are in use it asks for no more, and what is frozen
                 then takes nothing.
+            program: Another module than this one, and its arguments.
         """
         log = bench.folder / f"worker-{next(_numbers)}.log"
         flags = ["--only-workflows"] * only_workflows + ["--hold-acks"] * hold_acks + [f"--slots={slots}"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.worker_process", *flags],
+                [sys.executable, "-m", *(program or ("tests.worker_process", *flags))],
                 cwd=_ROOT,
                 env=bench.environment(bench.client.service_client.config.target_host),
                 stdin=subprocess.PIPE,  # it ends with us, however we end
@@ -96,7 +110,7 @@ class WorkerProcess:
             async def polls() -> bool | None:
                 return await worker._polls(kinds)
 
-            assert await eventually(polls, "a worker to poll")
+            assert await eventually(polls, "a worker to poll", within=180)
             yield worker
         finally:
             await worker.kill()
@@ -140,6 +154,10 @@ class WorkerProcess:
     def terminate(self) -> None:
         """SIGTERM."""
         self._process.terminate()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Any other one."""
+        self._process.send_signal(number)
 
     async def exit_code(self, within: float = 60) -> int:
         """How it has ended.

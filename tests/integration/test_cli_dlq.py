@@ -278,3 +278,39 @@ async def test_looking_makes_no_ledger(bench: Bench, redrive: Redrive) -> None:
     ran: Ran = await redrive("ledger", "show", "order-1/charge/1")
     assert "REDRIVE_LEDGER" in ran.ended(3).err
     assert not (bench.folder / "ledger.db").exists()
+
+
+async def test_dead_letters_are_counted_by_how_they_failed(bench: Bench, redrive: Redrive) -> None:
+    await bench.tool("pay", [{"status": 403, "body": {"error": f"card {number} refused"}} for number in range(3)])
+    await bench.tool("ship", UNKNOWN[:1])
+    async with bench.worker():
+        runs = [
+            await bench.start({"id": "n", "tool": tool, "input": {"amount": 1}})
+            for tool in ("pay", "pay", "ship", "pay")
+        ]
+        entries = [await bench.parked(run, "n") for run in runs]
+        prints = [entry.failure_fingerprint for entry in entries]
+        assert len(set(prints)) == 2
+
+        async def counted(*filters: str) -> list[dict[str, Any]]:
+            ran = await redrive("dlq", "groups", "--json", "--limit", "1000", "--since", "1h", *filters)
+            found: list[dict[str, Any]] = ran.ended(0).json
+            return [group for group in found if group["failure_fingerprint"] in prints]
+
+        async def all_there() -> list[dict[str, Any]] | None:
+            found = await counted("--tool", "pay")
+            own = [group for group in found if group["example"].startswith(bench.name)]
+            return own if own and own[0]["count"] >= 3 else None
+
+        [group] = await eventually(all_there, "the dead letters to be listed")
+        assert (group["tool"], group["category"], group["code"]) == ("pay", "PERMISSION", "http_403")
+        assert group["failure_fingerprint"] == prints[0]
+        assert group["first_opened_at"] <= group["last_opened_at"]
+        [single] = await counted("--run", runs[2].id)
+        assert (single["count"], single["tool"], single["example"]) == (1, "ship", f"{runs[2].id}/n")
+        assert single["first_opened_at"] == single["last_opened_at"]
+        table = (await redrive("dlq", "groups", "--run", runs[2].id)).ended(0).out.splitlines()
+        assert table[1].split()[:4] == ["1", "ship", "UNKNOWN_SIDE_EFFECT", "http_500"]
+    # Without a worker, what is counted is right all the same.
+    [single] = await counted("--run", runs[2].id)
+    assert (single["count"], single["code"]) == (1, None)

@@ -16,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import WorkflowEnvironment
 
 from tests.integration.cli_support import Redrive
+from tests.integration.temporal_cli import TemporalCli
 from tests.lab import Bench
 from tests.tool_server import ToolServer
 from tests.waiting import eventually
@@ -106,6 +107,8 @@ async def test_dev_keeps_what_it_knows(bench: Bench, redrive: Redrive) -> None:
             ran = await redrive(*start, stdin=RUN, environment=there)
             assert ran.ended(0).json["outcome"] == expected
             (await redrive("run", "watch", "order-1", environment=there)).ended(0)
+            schedules = await TemporalCli(address).json("schedule", "list")
+            assert [schedule["scheduleId"] for schedule in schedules] == [f"redrive-sweep-{bench.queue}"]
             dev.interrupt()
             assert (await dev.ended()).code == 0
 
@@ -121,6 +124,8 @@ async def test_setup_is_safe_to_repeat(bench: Bench, redrive: Redrive) -> None:
     for _ in range(2):
         ran = await redrive("setup", "--json")
         assert ran.ended(0).json["search_attributes"] == [key.name for key in SEARCH_ATTRIBUTES]
+        assert ran.json["schedules"] == [f"redrive-sweep-{bench.queue}"]
+    assert f"redrive-sweep-{bench.queue} sweeps" in (await redrive("setup")).ended(0).out
 
 
 async def test_a_setting_that_is_not_usable_is_named(bench: Bench, redrive: Redrive) -> None:

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from temporalio.client import WorkflowHandle
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
 from contracts.dead_letters import Entry
 from contracts.identity import OperationId, node_workflow_id
+from tests.faults.lookup import pending_call
+from tests.integration.temporal_cli import TemporalCli
 from tests.lab import FAST_RETRY, Bench
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
+from workers.embedded import EmbeddedServer
 
 Run = WorkflowHandle[Any, Any]
 
@@ -52,7 +56,9 @@ def fields(value: Any, like: Any = DOCUMENT, path: str = "") -> set[str]:
     return {path}.union(*(fields(item, like.get(name), f"{path}.{name}") for name, item in value.items()))
 
 
-async def assert_complete(bench: Bench, run: Run, entry: Entry, node: str = "pay") -> None:
+async def assert_complete(
+    bench: Bench, run: Run, entry: Entry, node: str = "pay", correlation_id: str | None = None
+) -> None:
     """Every field is there, in every attempt and decision, and says what is the case."""
     document: dict[str, Any] = await bench.dead_letter(run, node).query("entry")
     expected = fields(DOCUMENT)
@@ -77,7 +83,7 @@ async def assert_complete(bench: Bench, run: Run, entry: Entry, node: str = "pay
     assert entry.delivery.attempt >= 1
     assert (entry.runtime.redrive, entry.runtime.temporalio) == (version("redrive"), version("temporalio"))
     assert entry.runtime.build_id
-    assert entry.correlation_id == f"for-{run.id}"
+    assert entry.correlation_id == (correlation_id or f"for-{run.id}")
     assert re.fullmatch(r"[0-9a-f]{32}", entry.trace_id)
     assert re.fullmatch(r"(sha256:)?[0-9a-f]+", entry.failure_fingerprint)
 
@@ -91,11 +97,12 @@ async def assert_complete(bench: Bench, run: Run, entry: Entry, node: str = "pay
             assert attempt.ended_at is not None
             assert attempt.ended_at <= attempt.next_eligible_at
         assert attempt.worker
-        assert attempt.category
-        assert attempt.code
-        assert attempt.message
+        # One that is in flight has nothing to say yet; what was lost says so.
+        in_flight = attempt.ended_at is None and attempt.code is None
+        assert in_flight or (attempt.category and attempt.code and attempt.message)
         before = attempt.ended_at or attempt.started_at
-    assert entry.last_failed_at == before
+    # Where no attempt was made, the failure itself has a time.
+    assert entry.last_failed_at == before or not entry.attempts
     assert entry.eligibility.redrivable is (not entry.eligibility.refusals)
 
 
@@ -106,6 +113,18 @@ async def started(bench: Bench, *nodes: Mapping[str, Any]) -> Run:
 
 def pay(tool: str, **more: Any) -> dict[str, Any]:
     return {"id": "pay", "tool": tool, "input": {"amount": 1}} | more
+
+
+async def give_up_without_a_slot(bench: Bench, run: Run, cli: TemporalCli) -> None:
+    """Ends a call before an attempt was made: the only slot of its tool is in use."""
+
+    async def came_back() -> bool:
+        call = await pending_call(bench, run, "pay")
+        return call is not None and call.HasField("last_failure")
+
+    await eventually(came_back, "a delivery without a slot")
+    call = ("-a", "call_tool", "-w", f"{run.id}/pay")
+    await cli.done("activity", "update-options", "--schedule-to-close-timeout", "1s", *call)
 
 
 async def test_a_document_is_complete_on_every_path_into_it(bench: Bench) -> None:
@@ -277,6 +296,102 @@ async def test_a_lost_worker_leaves_a_complete_document_that_says_so(bench: Benc
             assert (await runs[name].result())["outputs"] == {"pay": output}
         assert len(await bench.tools.effects(bench.unique("asked"))) == 1
         await bench.tools.open_gate(gate)
+
+
+async def test_a_document_is_complete_also_where_an_operator_or_the_sweep_has_made_it(
+    bench: Bench, temporal: EmbeddedServer
+) -> None:
+    cli = TemporalCli(temporal.address)
+    gate = f"{bench.name}-gate"
+    await bench.tool("cancelled", [{"gate": bench.unique("lost"), "fault": "fin_after_read"}], timeout="100s")
+    await bench.tool("by-hand", [{"gate": gate}], timeout="100s")
+    await bench.tool("crowded", [{"gate": gate}], timeout="100s", concurrency=1)
+    await bench.tool("reopened", [{"status": 403}])
+    await bench.tool("swept", [{"status": 500, "commit": True}], timeout="1s")
+    async with bench.worker():
+        runs = {name: await started(bench, pay(name)) for name in bench.catalog}
+        for name in runs:
+            await bench.tools.wait_for(bench.unique(name), calls=1)
+        # Its only slot is in use: it is given up before it has made an attempt.
+        run_id = f"{bench.name}-unheard"
+        unheard = await bench.start(pay("crowded"), run_id=run_id, correlation_id=f"for-{run_id}")
+
+        await give_up_without_a_slot(bench, unheard, cli)
+        call = ("-a", "call_tool", "-w")
+        await cli.done("activity", "fail", "--reason", "by hand", *call, f"{runs['by-hand'].id}/pay")
+        await runs["cancelled"].cancel()
+        await bench.parked(runs["reopened"], "pay")
+        reopened = bench.dead_letter(runs["reopened"], "pay")
+        before = (await reopened.describe()).run_id
+        await reopened.terminate("by mistake")
+        swept = await bench.parked(runs["swept"], "pay")
+        for workflow_id in (runs["swept"].id, f"{runs['swept'].id}/pay", f"{runs['swept'].id}/pay/dead-letter"):
+            await bench.client.get_workflow_handle(workflow_id).terminate("by mistake")
+
+        async def opened_again() -> bool:
+            await bench.client.execute_workflow("Sweep", id=f"{bench.name}-sweep", task_queue=bench.queue)
+            states = [(await bench.dead_letter(runs[name], "pay").describe()) for name in ("swept", "reopened")]
+            return all(state.status is WorkflowExecutionStatus.RUNNING for state in states) and (
+                states[1].run_id != before
+            )
+
+        await eventually(opened_again, "the dead letters to be opened again")
+
+        async def cancel_is_known() -> bool:
+            handle = bench.client.get_workflow_handle(f"{runs['cancelled'].id}/pay")
+            return (await handle.describe()).raw_description.workflow_extended_info.cancel_requested
+
+        await eventually(cancel_is_known, "the node to be cancelled")
+        expected = {
+            "by-hand": ("UNKNOWN_SIDE_EFFECT", "POSSIBLE", 1),
+            "cancelled": ("UNKNOWN_SIDE_EFFECT", "POSSIBLE", 1),
+            "reopened": ("PERMISSION", "NONE", 1),
+            "swept": ("UNKNOWN_SIDE_EFFECT", "POSSIBLE", 1),
+            # Of which the ledger knows nothing, but it is older than the node: it would know.
+            "unheard": ("TRANSIENT", "NONE", 0),
+        }
+        for name, (category, side_effect, attempts) in expected.items():
+            if name == "cancelled":
+                await bench.tools.open_gate(bench.unique("lost"))
+            run = unheard if name == "unheard" else runs[name]
+            entry = await bench.parked(run, "pay")
+            seen = (entry.error.category, entry.side_effect, len(entry.attempts))
+            assert seen == (category, side_effect, attempts), name
+            # The ledger, which is all that is left of a run that was swept, does not know what it was for.
+            await assert_complete(bench, run, entry, correlation_id=run.id if name == "swept" else None)
+            if name == "swept":
+                assert (entry.first_failed_at, entry.last_failed_at) == (swept.first_failed_at, swept.last_failed_at)
+        await bench.tools.open_gate(gate)
+
+
+async def test_that_no_attempt_was_made_is_believed_of_a_ledger_that_would_know_and_of_no_other(
+    bench: Bench, temporal: EmbeddedServer
+) -> None:
+    gate = f"{bench.name}-gate"
+    await bench.tool("crowded", [{"gate": gate}], timeout="100s", concurrency=1)
+    async with bench.worker():
+        crowd = await bench.start(pay("crowded"))
+        await bench.tools.wait_for(bench.unique("crowded"), calls=1)
+        run = await bench.start(pay("crowded"))
+        await give_up_without_a_slot(bench, run, TemporalCli(temporal.address))
+        entry = await bench.parked(run, "pay")
+        assert (entry.side_effect, entry.eligibility.refusals, entry.attempts) == ("NONE", [], [])
+        await bench.tools.open_gate(gate)
+        await crowd.result()
+    for path in bench.folder.glob("ledger.db*"):
+        path.unlink()
+    async with bench.worker():
+        await bench.decide(run, "pay", "check")
+        entry = await bench.entry(run, "pay")
+        assert (entry.side_effect, entry.eligibility.refusals) == ("POSSIBLE", ["SIDE_EFFECT_UNRESOLVED"])
+        # The cancel is all that the new ledger knows of the node.
+        await run.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        await bench.decide(run, "pay", "check")
+        entry = await bench.entry(run, "pay")
+        assert (entry.status, entry.side_effect) == ("AWAITING_DECISION", "POSSIBLE")
+        assert entry.eligibility.refusals == ["RUN_CLOSED", "SIDE_EFFECT_UNRESOLVED"]
 
 
 async def test_a_run_says_where_each_of_its_dead_letters_is(bench: Bench) -> None:

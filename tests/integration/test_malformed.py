@@ -296,8 +296,8 @@ async def test_garbage_sent_to_a_run_and_its_nodes_changes_nothing(bench: Bench,
     await bench.tool("pay", [{"gate": f"{bench.name}-gate"}], timeout="10m")
     approval = {"id": "apr-1", "granted_by": "alice"}
     signals = {
-        "{}": ("revoke_approval", "node_changed", "node_ended", "nobody knows"),
-        "{}/a": ("revoke_approval", "report_to", "dead_letter_settled", "nobody knows"),
+        "{}": ("revoke_approval", "node_changed", "node_ended", "node_gone", "nobody knows"),
+        "{}/a": ("revoke_approval", "report_to", "run_gone", "dead_letter_gone", "dead_letter_settled", "nobody knows"),
     }
 
     async def send(workflow_id: str, name: str, inputs: tuple[str, ...], more: tuple[str, ...]) -> None:

@@ -1,8 +1,6 @@
 """What can go wrong on the wire: before the request is sent, after it, and in the answer's body."""
 
-import socket
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 from tests.integration.outcome_table import (
@@ -24,8 +22,8 @@ from tests.integration.outcome_table import (
     succeeded,
     told,
 )
+from tests.integration.raw_server import never_reading_port
 from tests.lab import Bench
-from tests.tool_server import ports
 from tests.waiting import eventually
 
 TIMED_OUT = "3s"
@@ -113,18 +111,6 @@ async def test_an_answer_that_never_came_leaves_the_effect_possible(bench: Bench
         lost_once("header-bomb", "protocol_error", {"fault": "header_bomb"}),
     ]
     assert_as_wanted(rows, await perform(bench, rows))
-
-
-@contextmanager
-def never_reading_port() -> Generator[int]:
-    """A port where connections are taken by the kernel alone, which takes next to nothing of what is sent."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        # Small segments make for a small send buffer at the peer; on the loopback it would else take megabytes.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
-        listener.bind((ports.HOST, 0))
-        listener.listen(100)
-        yield ports.port_of(listener)
 
 
 async def test_a_request_that_went_in_part_leaves_the_effect_possible(bench: Bench) -> None:

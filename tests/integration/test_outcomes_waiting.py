@@ -311,7 +311,8 @@ async def _came_back(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> 
 
 
 async def test_a_tool_that_asked_one_node_to_wait_is_free_for_the_others(bench: Bench) -> None:
-    row = Row(name="busy", steps=[limited(retry_after="3600"), {}], tool={"concurrency": 1})
+    # Locked, not limited: it is about this call, and none of the others.
+    row = Row(name="busy", steps=[{"status": 423, "headers": {"retry-after": "3600"}}, {}], tool={"concurrency": 1})
     node = await add(bench, row)
     async with bench.worker(), opened_ledger(bench) as ledger:
         waiting = await bench.start(node)

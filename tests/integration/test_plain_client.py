@@ -391,8 +391,8 @@ async def test_a_pending_call_obeys_activity_reset_pause_and_unpause(bench: Benc
 
 async def test_a_call_completed_by_hand_never_leaves_its_node_hanging(bench: Bench, cli: TemporalCli) -> None:
     """`temporal activity complete`: what is no result of a call needs a person, as any other failure does."""
-    hour = {"RATE_LIMITED": {"initial": "1h", "maximum": "1h"}}
-    await bench.tool("pay", [{"status": 429}], retry=hour)
+    hour = {"TRANSIENT": {"initial": "1h", "maximum": "1h"}}
+    await bench.tool("pay", [{"status": 423}], retry=hour)
     results = ["null", "7", '{"id": "by hand"}', '{"operation_id": "x", "attempt_count": 1, "end": "SUCCEEDED"}']
     async with bench.worker():
         runs = {result: await bench.start(node("a", "pay")) for result in results}

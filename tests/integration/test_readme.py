@@ -24,7 +24,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.classify import Answer, Success, classify_answer
 from contracts.dead_letters import REFUSALS, Entry
 from contracts.failures import MAX_MESSAGE_BYTES, POLICIES
-from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES, MAX_RUN_OUTPUT_BYTES, MAX_SPEC_BYTES, RunState
+from contracts.limits import INLINE
+from contracts.runs import RunState
 from contracts.tools import Auth, Reconcile, RetryOverride, Rule, Tool, read_catalog
 from tests.lab import Bench
 from tests.waiting import eventually
@@ -195,6 +196,9 @@ async def test_every_command_of_the_readme_works_in_its_order(tmp_path: Path) ->
                 terminal = Reader(tmp_path, alone if line == "redrive dev" else reader.environment)
                 async with terminal.running(line):
                     continue
+            if line == "redrive dlq list":
+                # "Some seconds later all three wait."
+                await reader.has_patience("order-7 order-8 order-9")
             await reader.has_patience(line)
             printed[line] = await reader.run(line)
     assert "BLOCKED" in printed["redrive run show order-7"]
@@ -355,10 +359,10 @@ def test_the_policies_are_as_documented() -> None:
 def test_the_limits_are_as_documented() -> None:
     rows: dict[str, Any] = {row[0]: row[1] for row in table_below(DOCS / "limits.md", "Limits")}
     sizes = {
-        "a run's specification": MAX_SPEC_BYTES,
-        "a node's input, references resolved": MAX_INPUT_BYTES,
-        "a node's output": MAX_OUTPUT_BYTES,
-        "the outputs in a run's result": MAX_RUN_OUTPUT_BYTES,
+        "a run's specification": INLINE.spec,
+        "a node's input, references resolved": INLINE.input,
+        "a node's output": INLINE.output,
+        "the outputs in a run's result": INLINE.run_outputs,
         "an error's message": MAX_MESSAGE_BYTES,
     }
     for what, size in sizes.items():

@@ -63,6 +63,26 @@ async def test_no_more_than_max_parallel_nodes_are_at_work_and_the_window_slides
         assert (await run.result())["counts"] == {"SUCCEEDED": 6}
 
 
+async def test_nodes_that_wait_for_a_person_leave_their_place_to_others(bench: Bench) -> None:
+    await bench.tool("refused", [{"status": 403}])
+    await bench.tool("pay")
+    async with bench.worker():
+        run = await bench.start(
+            node("r1", "refused"), node("r2", "refused"), node("p1", "pay"), node("p2", "pay"), max_parallel=1
+        )
+
+        async def blocked() -> bool:
+            return (await bench.status(run)).status == "BLOCKED"
+
+        await eventually(blocked, "the run to be blocked")
+        state = await bench.status(run)
+        assert state.blocked == ["r1", "r2"]
+        assert state.counts == {NodeStatus.DEAD_LETTERED: 2, NodeStatus.SUCCEEDED: 2}
+        for name in state.blocked:
+            await bench.decide(run, name, "discard")
+        assert (await failed_result(run))["counts"] == {"SUCCEEDED": 2, "DISCARDED": 2}
+
+
 async def test_a_diamond_runs_its_sides_at_once_and_its_end_after_both(bench: Bench) -> None:
     left, right = f"{bench.name}-left", f"{bench.name}-right"
     await bench.tool("start", [{"body": {"n": 1, "exact": 10**30}}])

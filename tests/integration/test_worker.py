@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pydantic import SecretStr
 from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest, RemoveSearchAttributesRequest
@@ -22,6 +23,7 @@ from activities import stubs
 from activities.ledger import LedgerUnavailableError
 from contracts.tools import CatalogError
 from tests.lab import Bench
+from tests.postgres import PostgresServer
 from tests.tool_server import ToolServer
 from tests.worker_process import pollers
 from workers.client import DATA_CONVERTER, TemporalUnavailableError
@@ -264,3 +266,31 @@ async def test_the_search_attributes_are_registered_on_a_server_that_lacks_them(
 async def _briefly(client: Client, settings: Settings) -> None:
     async with running_worker(client, settings):
         pass
+
+
+async def _warnings(bench: Bench, host: str) -> list[str]:
+    """What a worker warns of that reaches the same Temporal by another name."""
+    await bench.tool("pay", [{}])
+    port = bench.client.service_client.config.target_host.rpartition(":")[2]
+    client = await Client.connect(f"{host}:{port}", data_converter=DATA_CONVERTER)
+    with structlog.testing.capture_logs() as logs:
+        async with running_worker(client, bench.settings()):
+            pass
+    return [log["event"] for log in logs if log["log_level"] == "warning"]
+
+
+_ELSEWHERE = "0.0.0.0"
+"""Linux takes it for this machine; what it says is another one's."""
+
+
+async def test_a_sqlite_ledger_beside_a_temporal_elsewhere_is_warned_of_once(bench: Bench) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        assert await _warnings(bench, host) == []
+    (warning,) = await _warnings(bench, _ELSEWHERE)
+    assert "one machine" in warning
+    assert "REDRIVE_LEDGER" in warning
+
+
+async def test_a_ledger_in_postgresql_is_for_any_number_of_machines(bench: Bench, postgres: PostgresServer) -> None:
+    bench.ledger = postgres.url(await postgres.database())
+    assert await _warnings(bench, _ELSEWHERE) == []

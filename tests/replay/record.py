@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import base64
 import gc
+import itertools
 import json
 import re
 import socket
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,8 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from contracts.dead_letters import Entry
 from contracts.identity import dead_letter_workflow_id, node_workflow_id
+from contracts.sweep import SweepResult
+from tests.impatient import impatient_server
 from tests.lab import Bench
 from tests.tool_server import ToolServer
 from tests.waiting import eventually
@@ -55,8 +59,16 @@ _TOOLS: Final[Mapping[str, dict[str, Any]]] = {
     "revoked": {"steps": [{"status": 403}, {}], "approval": "required"},
     "reopened": {"steps": [{"status": 403}, {}]},
     "attached": {"steps": [{"status": 403}, {}]},
+    "swept": {"steps": [{"status": 500}], "timeout": "1s"},
+    "stopped": {"steps": [{"status": 403}, {}]},
+    "fast": {"steps": [{}]},
+    "fast-refused": {"steps": [{"status": 403}, {}]},
+    "step": {"steps": [{}]},
+    "refused-workflow": {"steps": [{"status": 403}, {}]},
+    "refused-fast": {"steps": [{"status": 403}, {}]},
 }
 
+_numbers = itertools.count(1)
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _WORKER: Final = re.compile(rf"\d+@{re.escape(socket.gethostname())}(-[0-9a-f]+)?")
 _PORT: Final = re.compile(r"127\.0\.0\.1:\d+")
@@ -77,6 +89,14 @@ async def _start(bench: Bench, tool: str, **node: Any) -> Handle:
 async def _ended(run: Handle) -> None:
     with suppress(WorkflowFailureError):
         await run.result()
+
+
+async def _obsolete(bench: Bench, run: Handle) -> None:
+    async def obsolete() -> Entry | None:
+        found = await bench.entry(run, "call")
+        return found if found.status == "OBSOLETE" else None
+
+    await eventually(obsolete, "an obsolete entry")
 
 
 async def _succeeded(bench: Bench) -> Recorded:
@@ -157,12 +177,7 @@ async def _cancelled(bench: Bench) -> Recorded:
     await bench.parked(run, "call")
     await run.cancel()
     await _ended(run)
-
-    async def obsolete() -> Entry | None:
-        found = await bench.entry(run, "call")
-        return found if found.status == "OBSOLETE" else None
-
-    await eventually(obsolete, "an obsolete entry")
+    await _obsolete(bench, run)
     await bench.decide(run, "call", "redrive")
     return {"run-cancelled": run, "node-cancelled": _node(bench, run), "dead-letter-obsolete": _entry(bench, run)}
 
@@ -258,6 +273,78 @@ async def _attached(bench: Bench) -> Recorded:
     return {"run-attached-to-its-node": run, "node-of-two-runs": _node(bench, run)}
 
 
+async def _swept(bench: Bench) -> Recorded:
+    run = await _start(bench, "swept")
+    await bench.parked(run, "call")
+    await run.terminate()
+    await _node(bench, run).terminate()
+    await _entry(bench, run).terminate()
+
+    async def opened() -> Handle | None:
+        sweep = await bench.client.start_workflow("Sweep", id=f"sweep-{next(_numbers)}", task_queue=bench.queue)
+        result = SweepResult.model_validate(await sweep.result())
+        return sweep if result.dead_letters_opened.count else None
+
+    sweep = await eventually(opened, "a sweep that opens the dead letter again")
+    await bench.parked(run, "call")
+    await bench.decide(run, "call", "discard")
+    return {"sweep-with-an-orphan": sweep, "dead-letter-of-an-orphan": _entry(bench, run)}
+
+
+async def _stopped(bench: Bench) -> Recorded:
+    run = await _start(bench, "stopped")
+    await bench.parked(run, "call")
+    await run.terminate()
+    node = _node(bench, run)
+    # This execution: another one stands under the same id later.
+    stopped = bench.client.get_workflow_handle(node.id, run_id=(await node.describe()).run_id)
+    await node.signal("run_gone", {"execution": None})
+    await _ended(stopped)
+    await _obsolete(bench, run)
+    run = await _start(bench, "stopped")
+    await bench.parked(run, "call")
+    await bench.decide(run, "call", "redrive")
+    await _ended(run)
+    return {"node-of-a-run-that-is-gone": stopped, "dead-letter-obsolete-and-back": _entry(bench, run)}
+
+
+async def _fast(bench: Bench) -> Recorded:
+    run = await bench.start(
+        {"id": "call", "tool": "fast"},
+        {"id": "promoted", "tool": "fast-refused", "input": {"of": {"$output": "call", "pointer": "/id"}}},
+        run_id="run-fast",
+        node_mode="fast",
+    )
+    await bench.parked(run, "promoted")
+    await bench.decide(run, "promoted", "redrive")
+    await _ended(run)
+    return {"run-fast": run, "node-promoted": _node(bench, run, "promoted")}
+
+
+async def _continued(bench: Bench, mode: str) -> Handle:
+    run = await bench.start(
+        {"id": "parked", "tool": f"refused-{mode}"},
+        *({"id": f"n{n}", "tool": "step", "after": [f"n{n - 1}"] if n else []} for n in range(15)),
+        run_id=f"run-continued-{mode}",
+        node_mode=mode,
+        max_parallel=2,
+    )
+    await bench.parked(run, "parked")
+
+    async def blocked() -> bool:
+        return (await bench.status(run)).status == "BLOCKED"
+
+    await eventually(blocked, "all the others to end")
+    await bench.decide(run, "parked", "redrive")
+    await _ended(run)
+    # The last execution, which has taken up what the others left.
+    return bench.client.get_workflow_handle(run.id, run_id=(await run.describe()).run_id)
+
+
+async def _long(bench: Bench) -> Recorded:
+    return {f"run-continued-{mode}": await _continued(bench, mode) for mode in ("workflow", "fast")}
+
+
 SCENARIOS: Final[Mapping[Callable[[Bench], Awaitable[Recorded]], tuple[str, ...]]] = {
     _succeeded: ("run-succeeded", "node-succeeded"),
     _redriven: ("run-blocked-and-redriven", "node-redriven", "dead-letter-redriven"),
@@ -273,10 +360,16 @@ SCENARIOS: Final[Mapping[Callable[[Bench], Awaitable[Recorded]], tuple[str, ...]
     _revoked: ("run-approval-revoked", "node-approval-renewed", "dead-letter-approval-revoked"),
     _reopened: ("node-with-a-reopened-dead-letter",),
     _attached: ("run-attached-to-its-node", "node-of-two-runs"),
+    _swept: ("sweep-with-an-orphan", "dead-letter-of-an-orphan"),
+    _fast: ("run-fast", "node-promoted"),
+    _stopped: ("node-of-a-run-that-is-gone", "dead-letter-obsolete-and-back"),
 }
 """What is run, and the histories that come of it."""
 
-NAMES: Final = sorted(name for names in SCENARIOS.values() for name in names)
+LONG: Final = ("run-continued-fast", "run-continued-workflow")
+"""What comes of runs on a server that suggests early to continue as new."""
+
+NAMES: Final = sorted([*(name for names in SCENARIOS.values() for name in names), *LONG])
 
 
 def cleaned(value: Any) -> Any:
@@ -327,7 +420,12 @@ async def record() -> dict[str, str]:
             await bench.tool(name, **settings)
         async with bench.worker():
             recorded = await asyncio.gather(*[scenario(bench) for scenario in SCENARIOS])
-            return {name: await _text(handle) for scenario in recorded for name, handle in scenario.items()}
+            texts = {name: await _text(handle) for scenario in recorded for name, handle in scenario.items()}
+        async with impatient_server() as client:
+            impatient = replace(bench, client=client)
+            async with impatient.worker():
+                recorded_there = await _long(impatient)
+                return texts | {name: await _text(handle) for name, handle in recorded_there.items()}
 
 
 async def _text(handle: Handle) -> str:

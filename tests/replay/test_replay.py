@@ -20,7 +20,7 @@ from workflows.dead_letter import DeadLetter
 from workflows.node import Node
 from workflows.run import Run
 
-_TYPES = {"run": "Run", "node": "Node", "dead-letter": "DeadLetter"}
+_TYPES = {"run": "Run", "node": "Node", "dead-letter": "DeadLetter", "sweep": "Sweep"}
 
 
 def _history(name: str) -> WorkflowHistory:
@@ -67,9 +67,13 @@ def test_a_stored_history_says_nothing_of_the_machine_that_made_it(name: str) ->
 class HastyRun(Run):
     """Admits twice."""
 
+    @workflow.init
+    def __init__(self, *payloads: Any) -> None:
+        super().__init__(*payloads)
+
     @workflow.run
     async def run(self, *payloads: Any) -> Any:
-        await self._admit(list(payloads))
+        await self._admit()
         return await super().run(*payloads)
 
 

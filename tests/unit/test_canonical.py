@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.base import Json, Unreadable
-from contracts.canonical import MAX_DEPTH, canonical_json, content_hash, json_problem, json_size, same_json
+from contracts.canonical import MAX_DEPTH, canonical_json, content_hash, is_small, json_problem, json_size, same_json
 from tests.unit.json_values import nested, plain_json
 
 
@@ -113,3 +113,22 @@ def test_everything_else_can_travel(value: Json) -> None:
 
 def test_a_wide_value_is_looked_through_at_once() -> None:
     assert json_problem([{"a": [number]} for number in range(20_000)]) is None
+
+
+@pytest.mark.parametrize("value", [None, "x" * 10_000, {"a": [1, {"b": "c"}]}, list(range(400)), [[[["deep"]]]]])
+def test_what_is_read_in_no_time_is_small(value: Json) -> None:
+    assert is_small(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "x" * 100_000,
+        {"x" * 100_000: 1},
+        list(range(1_000_000)),
+        {str(number): number for number in range(1_000)},
+        [["x" * 100] * 100] * 100,
+    ],
+)
+def test_what_takes_a_while_to_read_is_not_small_and_that_is_found_out_at_once(value: Json) -> None:
+    assert not is_small(value)

@@ -3,17 +3,21 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
+import aiohttp
 import pytest
+from aiohttp.client_reqrep import ConnectionKey
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
-from activities.call_tool import dedupes
 from activities.classify import Answer, BodyProblem, Success, classify_answer, classify_exception, declare
+from activities.wire import PoolTimeoutError, WriteTimeoutError
 from contracts.base import Json
 from contracts.failures import MAX_MESSAGE_BYTES, Category, Code, Outcome, SideEffect
 from contracts.tools import Effect, Idempotency, Rule, Tool
 
 NOW = datetime.now(UTC)
-LONG_AGO = NOW - timedelta(days=2)
+NOTHING = timedelta(0)
+LONG_AGO = timedelta(days=400)
 
 Meaning = tuple[Category, SideEffect]
 
@@ -51,15 +55,15 @@ def answer(
     return Answer(status, headers or {}, NOW, body=body, problem=problem, excerpt=excerpt)
 
 
-def understood(kind: Tool, given: Answer, first_sent_at: datetime = NOW) -> Success | Outcome:
+def understood(kind: Tool, given: Answer, since_first_send: timedelta = NOTHING) -> Success | Outcome:
     """As the entry understands an answer."""
-    holds = dedupes(kind, first_sent_at)
+    holds = kind.harmless_to_repeat(since_first_send)
     found = classify_answer(kind, given, dedupes_by_key=holds and kind.idempotency is Idempotency.KEY)
     return declare(found, kind, holds) if isinstance(found, Outcome) else found
 
 
-def meaning(kind: Tool, given: Answer, first_sent_at: datetime = NOW) -> Meaning:
-    outcome = understood(kind, given, first_sent_at)
+def meaning(kind: Tool, given: Answer, since_first_send: timedelta = NOTHING) -> Meaning:
+    outcome = understood(kind, given, since_first_send)
     assert isinstance(outcome, Outcome), outcome
     return outcome.category, outcome.side_effect
 
@@ -111,27 +115,27 @@ def test_every_status_means_something_and_no_4xx_but_409_has_had_an_effect() -> 
                     assert outcome.side_effect is SideEffect.NONE
 
 
-@pytest.mark.parametrize("first_sent_at", [NOW, LONG_AGO])
-def test_a_read_with_a_key_is_a_read(first_sent_at: datetime) -> None:
-    assert meaning(READ_WITH_KEY, answer(500), first_sent_at) == TRANSIENT
-    assert meaning(READ_WITH_KEY, answer(409), first_sent_at) == TRANSIENT
+@pytest.mark.parametrize("since_first_send", [NOTHING, LONG_AGO])
+def test_a_read_with_a_key_is_a_read(since_first_send: timedelta) -> None:
+    assert meaning(READ_WITH_KEY, answer(500), since_first_send) == TRANSIENT
+    assert meaning(READ_WITH_KEY, answer(409), since_first_send) == TRANSIENT
 
 
 @pytest.mark.parametrize(
-    ("kind", "first_sent_at", "harmless"),
+    ("kind", "since_first_send", "harmless"),
     [
-        (WRITE, NOW, False),
+        (WRITE, NOTHING, False),
         (KEY, LONG_AGO, True),
-        (KEY_WITH_WINDOW, NOW, True),
-        (KEY_WITH_WINDOW, NOW - timedelta(hours=23), True),
-        (KEY_WITH_WINDOW, NOW - timedelta(hours=24), False),
+        (KEY_WITH_WINDOW, NOTHING, True),
+        (KEY_WITH_WINDOW, timedelta(hours=23), True),
+        (KEY_WITH_WINDOW, timedelta(hours=24), False),
         (READ, LONG_AGO, True),
     ],
 )
 def test_repeating_is_harmless_for_a_read_and_inside_the_window_of_a_key(
-    kind: Tool, first_sent_at: datetime, harmless: bool
+    kind: Tool, since_first_send: timedelta, harmless: bool
 ) -> None:
-    assert dedupes(kind, first_sent_at) == harmless
+    assert kind.harmless_to_repeat(since_first_send) == harmless
 
 
 # 503 and whoever says when to come back.
@@ -229,23 +233,27 @@ def test_a_2xx_with_an_unusable_result_is_never_repeated_by_itself_whatever_the_
         assert len(outcome.message.encode()) <= MAX_MESSAGE_BYTES
 
 
-# What httpx raises.
+# What aiohttp raises.
 
-SENT: list[tuple[httpx.HTTPError, Code]] = [
-    (httpx.ReadTimeout("x"), Code.READ_TIMEOUT),
-    (httpx.WriteTimeout("x"), Code.WRITE_TIMEOUT),
-    (httpx.ReadError("x"), Code.CONNECTION_LOST),
-    (httpx.WriteError("x"), Code.CONNECTION_LOST),
-    (httpx.CloseError("x"), Code.CONNECTION_LOST),
-    (httpx.RemoteProtocolError("x"), Code.PROTOCOL_ERROR),
-    (httpx.LocalProtocolError("x"), Code.PROTOCOL_ERROR),
-    (httpx.DecodingError("x"), Code.PROTOCOL_ERROR),
-    (httpx.ProxyError("x"), Code.PROTOCOL_ERROR),
+REQUEST = aiohttp.RequestInfo(URL("http://tool/x?input=private"), "POST", CIMultiDictProxy(CIMultiDict[str]()))
+KEY_OF_CONNECTION = ConnectionKey("tool", 80, False, True, None, None, None, None)
+CANNOT_CONNECT = aiohttp.ClientConnectorError(KEY_OF_CONNECTION, OSError(111, "refused"))
+
+SENT: list[tuple[aiohttp.ClientError, Code]] = [
+    (aiohttp.SocketTimeoutError("x"), Code.READ_TIMEOUT),
+    (WriteTimeoutError("x"), Code.WRITE_TIMEOUT),
+    (aiohttp.ClientOSError(104, "reset"), Code.CONNECTION_LOST),
+    (aiohttp.ClientConnectionResetError("x"), Code.CONNECTION_LOST),
+    (aiohttp.ClientConnectionError("x"), Code.CONNECTION_LOST),
+    (aiohttp.ServerDisconnectedError(), Code.PROTOCOL_ERROR),
+    (aiohttp.ClientResponseError(REQUEST, (), status=400, message="Expected HTTP/"), Code.PROTOCOL_ERROR),
+    (aiohttp.ClientPayloadError("x"), Code.PROTOCOL_ERROR),
+    (aiohttp.ClientHttpProxyError(REQUEST, (), status=403), Code.PROTOCOL_ERROR),
 ]
 
 
 @pytest.mark.parametrize(("error", "code"), SENT, ids=lambda value: type(value).__name__)
-def test_what_breaks_after_bytes_may_have_gone_may_have_had_its_effect(error: httpx.HTTPError, code: Code) -> None:
+def test_what_breaks_after_bytes_may_have_gone_may_have_had_its_effect(error: aiohttp.ClientError, code: Code) -> None:
     bare = classify_exception(error, sent=True)
     assert (bare.category, bare.side_effect, bare.code) == (*UNKNOWN, code)
     for kind, holds, expected in (
@@ -259,7 +267,7 @@ def test_what_breaks_after_bytes_may_have_gone_may_have_had_its_effect(error: ht
 
 
 @pytest.mark.parametrize("error", [error for error, _ in SENT], ids=lambda value: type(value).__name__)
-def test_what_breaks_before_the_first_byte_has_had_no_effect(error: httpx.HTTPError) -> None:
+def test_what_breaks_before_the_first_byte_has_had_no_effect(error: aiohttp.ClientError) -> None:
     outcome = classify_exception(error, sent=False)
     assert (outcome.category, outcome.side_effect) == DOWN
 
@@ -267,22 +275,31 @@ def test_what_breaks_before_the_first_byte_has_had_no_effect(error: httpx.HTTPEr
 @pytest.mark.parametrize(
     ("error", "expected", "code"),
     [
-        (httpx.ConnectError("refused"), DOWN, Code.CONNECT_FAILED),
-        (httpx.ConnectTimeout("x"), DOWN, Code.CONNECT_TIMEOUT),
-        (httpx.PoolTimeout("x"), TRANSIENT, Code.POOL_EXHAUSTED),
+        (CANNOT_CONNECT, DOWN, Code.CONNECT_FAILED),
+        (aiohttp.ConnectionTimeoutError("x"), DOWN, Code.CONNECT_TIMEOUT),
+        (PoolTimeoutError("x"), TRANSIENT, Code.POOL_EXHAUSTED),
     ],
 )
 @pytest.mark.parametrize("kind", [WRITE, KEY, READ])
-def test_what_never_left_has_had_no_effect(kind: Tool, error: httpx.HTTPError, expected: Meaning, code: Code) -> None:
+def test_what_never_left_has_had_no_effect(
+    kind: Tool, error: aiohttp.ClientError, expected: Meaning, code: Code
+) -> None:
     outcome = declare(classify_exception(error, sent=False), kind, True)
     assert (outcome.category, outcome.side_effect, outcome.code) == (*expected, code)
 
 
-@pytest.mark.parametrize("error", [httpx.ReadTimeout(""), httpx.ConnectError("é" * 5000)])
-def test_every_failure_says_something_and_not_too_much(error: httpx.HTTPError) -> None:
+@pytest.mark.parametrize("error", [aiohttp.SocketTimeoutError(""), aiohttp.ClientError("é" * 5000)])
+def test_every_failure_says_something_and_not_too_much(error: aiohttp.ClientError) -> None:
     message = classify_exception(error, sent=True).message
     assert len(message) > 10
     assert len(message.encode()) <= MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "error", [error for error, _ in SENT] + [CANNOT_CONNECT], ids=lambda value: type(value).__name__
+)
+def test_no_failure_quotes_the_url_which_holds_what_the_input_held(error: aiohttp.ClientError) -> None:
+    assert "private" not in classify_exception(error, sent=True).message
 
 
 def test_a_failure_quotes_the_beginning_of_the_answer() -> None:

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from activities.executions import quote_value
 from workers.dead_letters import EntryId, Filter, list_filters
-from workers.executions import quote_value
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 

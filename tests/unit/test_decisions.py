@@ -29,7 +29,7 @@ from contracts.dead_letters import (
     parse_decision,
 )
 from contracts.failures import Category
-from contracts.runs import MAX_INPUT_BYTES, MAX_OUTPUT_BYTES
+from contracts.limits import INLINE
 from tests.unit.json_values import any_json, nested
 
 FIELDS = (
@@ -155,8 +155,8 @@ def test_a_decision_is_an_object(action: Action, value: Json, what: str) -> None
         ("redrive", {"override": "TOOL_CHANGED"}, "override: "),
         ("redrive", {"override": ["EVERYTHING"]}, "override[0]: "),
         ("redrive", {"override": ["TOOL_CHANGED", 5]}, "override[1]: "),
-        ("redrive", {"input": "x" * (MAX_INPUT_BYTES - 1)}, f"input: has {MAX_INPUT_BYTES + 1} bytes as JSON"),
-        ("resolve", {"output": "x" * (MAX_OUTPUT_BYTES - 1)}, f"output: has {MAX_OUTPUT_BYTES + 1} bytes as JSON"),
+        ("redrive", {"input": "x" * (INLINE.input - 1)}, f"input: has {INLINE.input + 1} bytes as JSON"),
+        ("resolve", {"output": "x" * (INLINE.output - 1)}, f"output: has {INLINE.output + 1} bytes as JSON"),
     ],
 )
 def test_every_mistake_is_named_with_its_place(action: str, fields: dict[str, Any], expected: str) -> None:
@@ -164,8 +164,8 @@ def test_every_mistake_is_named_with_its_place(action: str, fields: dict[str, An
 
 
 def test_the_largest_input_and_output_are_taken() -> None:
-    assert isinstance(decided("redrive", input="x" * (MAX_INPUT_BYTES - 2)), RedriveDecision)
-    assert isinstance(decided("resolve", output="x" * (MAX_OUTPUT_BYTES - 2)), ResolveDecision)
+    assert isinstance(decided("redrive", input="x" * (INLINE.input - 2)), RedriveDecision)
+    assert isinstance(decided("resolve", output="x" * (INLINE.output - 2)), ResolveDecision)
 
 
 def test_several_mistakes_are_named_at_once() -> None:

@@ -15,6 +15,8 @@ MODULES: Final = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for package in PACKAGES
     for path in (ROOT / package).rglob("*.py")
+    # Alembic's own scripts: it runs them, nobody imports them.
+    if "migrations" not in path.parts or path.name == "__init__.py"
 )
 
 
@@ -88,7 +90,7 @@ def test_arrows_go_one_way() -> None:
 
 
 def test_importing_what_workflows_need_brings_nothing_that_touches_the_world() -> None:
-    banned = ("httpx", "sqlite3", "aiosql", "jsonschema", "structlog", "typer", "rich")
+    banned = ("aiohttp", "sqlite3", "aiosql", "jsonschema", "structlog", "typer", "rich")
     code = "import sys, contracts.runs, contracts.dead_letters, contracts.dispatch, workflows.graph"
     done = run("-c", f"{code}; print([name for name in {banned!r} if name in sys.modules])")
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

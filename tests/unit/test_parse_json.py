@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from contracts.canonical import MAX_DEPTH, content_hash, json_problem
 from contracts.dispatch import CallResult, DeadLetterResult, NodeInput, NodeReport, ToolFacts
 from contracts.failures import Category, Code
 from contracts.runs import NodeResult, NodeStatus, RunResult, RunStatus, Source
+from contracts.sweep import RunExecution
 from tests.unit.json_values import any_json, nested
 from workers.client import DATA_CONVERTER
 
@@ -127,6 +129,8 @@ def carriers(value: Json) -> list[tuple[Any, Any]]:
     node = NodeInput(
         run_id="r",
         node_id="n",
+        started_by=RunExecution(first_run_id="f", run_id="r"),
+        begun_at=datetime.now(UTC),
         tool=facts,
         input=value,
         deadline=60,  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def found(
         "redrives": 0,
     }
     present = Present(
-        run=run, node_waits=node_waits, tool=kind, side_effect=side_effect, first_sent_at=NOW - sent, now=NOW
+        run=run, node_waits=node_waits, tool=kind, side_effect=side_effect, since_first_send=sent, now=NOW
     )
     return [code.value for code in refusals(PreflightRequest(**(values | request)), present)]
 

@@ -36,6 +36,23 @@ def test_what_is_readable_is_how_long_to_wait(value: str, seconds: int) -> None:
     assert retry_after({"retry-after": value}, NOW) == timedelta(seconds=seconds)
 
 
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ("Sun, 06 Nov 1994 08:51:07 GMT", 30),
+        ("Sun Nov  6 08:51:07 1994", 30),
+        ("Sun, 06 Nov 1994 09:51:37 GMT", 0),
+        # Unreadable: our own clock has to do.
+        ("", 120),
+        ("yesterday", 120),
+        ("Sun, 06 Nov 1994 08:51:07 +0100", 120),
+    ],
+)
+def test_a_moment_is_told_by_the_tools_own_clock(date: str, seconds: int) -> None:
+    headers = {"retry-after": "Sun, 06 Nov 1994 08:51:37 GMT", "date": date}
+    assert retry_after(headers, NOW) == timedelta(seconds=seconds)
+
+
 @pytest.fixture
 def far_from_greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")

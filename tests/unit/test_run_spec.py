@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from contracts.base import Json
 from contracts.canonical import MAX_DEPTH, content_hash
+from contracts.limits import INLINE
 from contracts.runs import (
-    MAX_SPEC_BYTES,
     ApprovalGrant,
     InvalidRunError,
     MissingOutputError,
@@ -328,16 +328,14 @@ def test_every_cycle_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("size", "fits"), [(MAX_SPEC_BYTES, True), (MAX_SPEC_BYTES + 1, False), (3 * MAX_SPEC_BYTES, False)]
-)
+@pytest.mark.parametrize(("size", "fits"), [(INLINE.spec, True), (INLINE.spec + 1, False), (3 * INLINE.spec, False)])
 def test_a_specification_of_more_than_a_mebibyte_is_refused(size: int, fits: bool) -> None:
     overhead = len(json.dumps({"nodes": [node(input="")]}, separators=(",", ":")))
     big = node(input="x" * (size - overhead))
     if fits:
         assert isinstance(parse(big), RunSpec)
     else:
-        assert problems(big) == [f"the specification has {size} bytes; {MAX_SPEC_BYTES} are allowed"]
+        assert problems(big) == [f"the specification has {size} bytes; {INLINE.spec} are allowed"]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from contracts.limits import BY_REFERENCE, INLINE
 from workers.settings import Settings, SettingsError, load_settings
 
-VARIABLES = ("TOOLS", "LEDGER", "TASK_QUEUE", "ALERT_WEBHOOK", "DATA")
+VARIABLES = ("TOOLS", "LEDGER", "TASK_QUEUE", "ALERT_WEBHOOK", "DATA", "STORAGE")
 PASSWORD = "hunter2secret"
 
 
@@ -51,6 +52,14 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.data == Path("/var/lib/redrive")
 
 
+@pytest.mark.parametrize("url", ["file:///var/lib/redrive/payloads", "s3://bucket", "s3://bucket/a/prefix"])
+def test_a_storage_raises_the_limits(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    settings = loaded(monkeypatch, STORAGE=url)
+    assert settings.storage == url
+    assert settings.limits == BY_REFERENCE
+    assert loaded(monkeypatch, STORAGE="").limits == INLINE
+
+
 def test_an_empty_webhook_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded(monkeypatch, ALERT_WEBHOOK="").alert_webhook is None
 
@@ -59,6 +68,18 @@ def test_an_empty_webhook_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ("values", "expected"),
     [
         ({"TASK_QUEUE": ""}, ["REDRIVE_TASK_QUEUE: "]),
+        *(
+            ({"STORAGE": url}, ["REDRIVE_STORAGE: write file:///ABSOLUTE/FOLDER or s3://BUCKET/PREFIX"])
+            for url in (
+                "payloads",
+                "file://payloads",
+                "file:///",
+                "s3://",
+                f"s3://me:{PASSWORD}@b",
+                "gs://b",
+                "s3://b?x",
+            )
+        ),
         ({"TASK_QUEUE": "x" * 201}, ["REDRIVE_TASK_QUEUE: "]),
         ({"LEDGER": ""}, ["REDRIVE_LEDGER: write sqlite:///PATH or postgresql://"]),
         ({"LEDGER": "ledger.db"}, ["REDRIVE_LEDGER: write sqlite:///PATH or postgresql://"]),

@@ -62,6 +62,21 @@ async def test_only_what_nobody_needs_to_decide_ever_closes_by_age(bench: Bench,
         assert not started.workflow_run_timeout.seconds
 
 
+async def test_a_dead_letter_that_nobody_decides_waits_for_a_year_and_more(
+    bench: Bench, skipping: WorkflowEnvironment
+) -> None:
+    await bench.tool("refuses", [{"status": 403}])
+    async with bench.worker():
+        with skipping.with_time_skipping_disabled():
+            run = await bench.start({"id": "call", "tool": "refuses", "deadline_seconds": 60})
+            before = await bench.parked(run, "call")
+        letter = bench.dead_letter(run, "call")
+        await skipping.fast_forward(letter, timedelta(days=400))
+        after = Entry.model_validate(await letter.query("entry"))
+        assert after.status == "AWAITING_DECISION"
+        assert after.attempts == before.attempts
+
+
 async def test_a_dependency_that_stays_down_is_given_the_whole_default_policy(bench: Bench) -> None:
     await bench.tool("down", url=f"http://127.0.0.1:{bench.tools.refused_port}/", retry={})
     async with bench.worker():

@@ -1,0 +1,190 @@
+"""``node_mode: fast``: a node's first attempt is the run's own; what does not succeed at once goes on as a workflow."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.identity import node_workflow_id
+from tests.faults.lookup import operation
+from tests.integration.temporal_cli import TemporalCli
+from tests.integration.test_run_graph import GATED, failed_result, node, ref
+from tests.lab import Bench
+from tests.waiting import eventually
+
+Run = Any
+
+
+async def start(bench: Bench, *nodes: dict[str, Any], **spec: Any) -> Run:
+    return await bench.start(*nodes, node_mode="fast", **spec)
+
+
+async def promoted(bench: Bench, run: Run, name: str) -> bool:
+    """Whether the node has a workflow of its own."""
+    try:
+        await bench.client.get_workflow_handle(node_workflow_id(run.id, name)).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return True
+
+
+async def test_nodes_that_succeed_at_once_are_calls_of_the_run_and_nothing_more(bench: Bench) -> None:
+    await bench.tool("pay", [{"body": {"id": "p-1"}}])
+    await bench.tool("mail", [{"body": {"sent": True}}])
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"), node("b", "mail", {"of": ref("a", "/id")}))
+        assert (await run.result())["outputs"] == {"b": {"sent": True}}
+        state = await bench.status(run)
+    assert {name: (str(one.status), one.attempt_count) for name, one in state.nodes.items()} == {
+        "a": ("SUCCEEDED", 1),
+        "b": ("SUCCEEDED", 1),
+    }
+    (call,) = await bench.tools.calls(bench.unique("mail"))
+    assert call.body == {"of": "p-1"}
+    assert (await operation(bench, run, "a")).node_end == "SUCCEEDED"
+    for name in ("a", "b"):
+        assert not await promoted(bench, run, name)
+
+
+async def test_a_first_attempt_that_fails_goes_on_as_a_workflow_with_the_same_operation_in_its_time(
+    bench: Bench,
+) -> None:
+    await bench.tool("pay", [{"status": 429, "headers": {"retry-after": "1"}}, {"body": {"id": "p-1"}}])
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"))
+        assert (await run.result())["outputs"] == {"a": {"id": "p-1"}}
+        assert (await bench.status(run)).nodes["a"].attempt_count == 2
+        assert await promoted(bench, run, "a")
+    first, second = await bench.tools.calls(bench.unique("pay"))
+    assert first.key == second.key
+    assert second.at - first.at >= timedelta(seconds=1)
+    view = await operation(bench, run, "a")
+    assert [(attempt.attempt, attempt.code) for attempt in view.attempts] == [(1, "http_429"), (2, None)]
+
+
+async def test_a_refused_first_attempt_is_called_once_and_waits_for_a_person(bench: Bench) -> None:
+    await bench.tool("pay", [{"status": 403}, {"body": {"id": "p-1"}}])
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"))
+        entry = await bench.parked(run, "a")
+        assert (entry.error.category, entry.error.code, entry.side_effect) == ("PERMISSION", "http_403", "NONE")
+        assert [attempt.attempt for attempt in entry.attempts] == [1]
+        assert len(await bench.tools.calls(bench.unique("pay"))) == 1
+        assert (await bench.decide(run, "a", "redrive")).outcome == "ACCEPTED"
+        assert (await run.result())["outputs"] == {"a": {"id": "p-1"}}
+    first, second = await bench.tools.calls(bench.unique("pay"))
+    assert first.key == second.key
+
+
+async def test_a_first_attempt_that_leaves_no_time_for_another_is_the_only_one(bench: Bench) -> None:
+    hour = {"TRANSIENT": {"initial": "1h", "maximum": "1h"}}
+    await bench.tool("pay", [{"status": 408}, {"body": {"id": "p-1"}}], retry=hour)
+    async with bench.worker():
+        run = await start(bench, node("a", "pay", deadline_seconds=600))
+        entry = await bench.parked(run, "a")
+        assert (entry.error.category, entry.error.code, entry.side_effect) == ("TRANSIENT", "deadline_exceeded", "NONE")
+        assert len(await bench.tools.calls(bench.unique("pay"))) == 1
+        assert (await bench.decide(run, "a", "redrive")).outcome == "ACCEPTED"
+        assert (await run.result())["outputs"] == {"a": {"id": "p-1"}}
+
+
+@pytest.mark.parametrize("options", [("fail", "--reason", "by hand"), ("complete", "--result", "7")])
+async def test_a_first_attempt_that_is_ended_by_hand_is_told_to_a_person_and_not_repeated(
+    bench: Bench, options: tuple[str, ...]
+) -> None:
+    gate = bench.unique("gate")
+    await bench.tool("pay", [{"gate": gate, "body": {"id": "p-1"}}], timeout=GATED)
+    cli = TemporalCli(bench.client.service_client.config.target_host)
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"))
+        await bench.tools.wait_for(bench.unique("pay"), calls=1)
+        command, *more = options
+        await cli.done("activity", command, "--workflow-id", run.id, "--activity-id", "a", *more)
+        entry = await bench.parked(run, "a")
+        assert (entry.error.code, entry.side_effect) == ("by_hand", "POSSIBLE")
+        assert (await bench.decide(run, "a", "redrive")).refusals == ["SIDE_EFFECT_UNRESOLVED"]
+        await bench.tools.open_gate(gate)
+
+        async def known() -> bool:
+            await cli.update(f"{run.id}/a/dead-letter", "check", "{}")
+            return (await bench.status(run)).status == "SUCCEEDED"
+
+        await eventually(known, "the late answer to count")
+        assert (await run.result())["outputs"] == {"a": {"id": "p-1"}}
+    assert len(await bench.tools.calls(bench.unique("pay"))) == 1
+
+
+async def test_a_lost_answer_to_a_first_attempt_is_reconciled_and_not_called_again(bench: Bench) -> None:
+    await bench.tool("pay", [{"commit": True, "fault": "rst_after_read"}], reconcile=True)
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"))
+        await run.result()
+        child = await bench.client.get_workflow_handle(node_workflow_id(run.id, "a")).result()
+    assert child["source"] == "RECONCILED"
+    assert len(await bench.tools.calls(bench.unique("pay"))) == 1
+
+
+async def test_cancelling_settles_what_is_in_flight_and_starts_no_workflow_for_what_was_never_sent(
+    bench: Bench,
+) -> None:
+    gate = bench.unique("gate")
+    await bench.tool("held", [{"gate": gate}], timeout=GATED, concurrency=1)
+    await bench.tool("next")
+    async with bench.worker():
+        run = await start(bench, node("sent", "held"), node("queued", "held"), node("later", "next", after=["sent"]))
+        await bench.tools.wait_for(bench.unique("held"), calls=1)
+        await run.cancel()
+
+        async def refused() -> bool:
+            return (await operation(bench, run, "sent")).node_cancelled
+
+        await eventually(refused, "the cancel to be committed")
+        await bench.tools.open_gate(gate)
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        statuses = {name: str(one.status) for name, one in (await bench.status(run)).nodes.items()}
+        (call,) = await bench.tools.calls(bench.unique("held"))
+        sent, queued = "sent", "queued"
+        if call.key != (await operation(bench, run, "sent")).idempotency_key:
+            sent, queued = queued, sent
+        assert (statuses[sent], statuses[queued], statuses["later"]) == ("SUCCEEDED", "CANCELLED", "CANCELLED")
+        assert not await promoted(bench, run, queued)
+    assert await bench.tools.calls(bench.unique("next")) == []
+
+
+async def test_a_first_attempt_in_flight_with_an_unknown_effect_outlives_the_cancelled_run_as_a_dead_letter(
+    bench: Bench,
+) -> None:
+    gate = bench.unique("gate")
+    await bench.tool("held", [{"gate": gate, "commit": True, "fault": "rst_after_read"}], timeout=GATED)
+    async with bench.worker():
+        run = await start(bench, node("a", "held"))
+        await bench.tools.wait_for(bench.unique("held"), calls=1)
+        await run.cancel()
+
+        async def refused() -> bool:
+            return (await operation(bench, run, "a")).node_cancelled
+
+        await eventually(refused, "the cancel to be committed")
+        await bench.tools.open_gate(gate)
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        entry = await bench.parked(run, "a")
+        assert (entry.error.category, entry.side_effect) == ("UNKNOWN_SIDE_EFFECT", "POSSIBLE")
+        assert {"RUN_CANCELLING", "RUN_CLOSED"} & set(entry.eligibility.refusals)
+
+
+async def test_a_failed_fast_run_names_its_nodes(bench: Bench) -> None:
+    await bench.tool("pay", [{"status": 400}])
+    await bench.tool("next")
+    async with bench.worker():
+        run = await start(bench, node("a", "pay"), node("b", "next", after=["a"]), node("c", "next"))
+        await bench.parked(run, "a")
+        await bench.decide(run, "a", "discard")
+        details = await failed_result(run)
+    assert details["counts"] == {"SUCCEEDED": 1, "DISCARDED": 1, "SKIPPED": 1}
