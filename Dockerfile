@@ -17,7 +17,7 @@ ENV VIRTUAL_ENV=/opt/redrive \
 
 # The dependencies have a layer of their own: a change of the source does not install them again.
 COPY pyproject.toml ./
-RUN uv pip install --constraints requirements.lock -r pyproject.toml
+RUN uv pip install --constraints requirements.lock -r pyproject.toml --extra postgresql
 
 COPY LICENSE README.md ./
 COPY contracts contracts

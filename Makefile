@@ -7,6 +7,9 @@ VENV ?= .venv
 WORKERS ?= 4
 # For example: make test ARGS='tests/unit -k identity'
 ARGS ?=
+# For example: make chaos OPERATIONS=300 SEED=7. Without a seed there is a new one; it is printed.
+OPERATIONS ?= 10000
+SEED ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -15,11 +18,15 @@ STAMP := $(VENV)/.installed
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lock clean
+.PHONY: help system install demo test chaos bench check format lock clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+system: ## Install what the tests and the benchmarks need of Debian or Ubuntu (as root)
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends postgresql redis-server spin gcc libc6-dev
 
 install: $(STAMP) ## Create .venv with every pinned dependency and Redrive itself
 
@@ -38,8 +45,21 @@ $(STAMP): requirements.lock pyproject.toml
 demo: install ## Run the demo: an embedded Temporal server, a worker and tools that misbehave
 	$(BIN)/redrive demo
 
-test: install ## Run every test
+test: install ## Run every test, or those of ARGS
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not exhaustive'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m exhaustive
+else
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+endif
+
+chaos: install ## Kill, freeze and cut off every process under OPERATIONS random operations; SEED repeats one
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) --operations $(OPERATIONS) $(ARGS)
+
+bench: install ## Measure Redrive beside bare Temporal and other engines: half an hour on a machine with nothing else to do
+	@if command -v npm >/dev/null; then npm ci --prefix benchmarks --ignore-scripts --no-audit --no-fund; \
+		else echo 'There is no npm here: Restate is left out.' >&2; fi
+	$(BIN)/python -m benchmarks --write $(ARGS)
 
 check: install ## Lint, formatting, types, and which package may import which
 	$(BIN)/ruff check
