@@ -205,6 +205,7 @@ class _Entry:
             worker=WORKER,
             budgets=attempt_budgets(tool),
             risk=SideEffect.NONE if tool is not None and tool.effect is Effect.READ else SideEffect.POSSIBLE,
+            interval=timedelta(seconds=1 / tool.rate_per_second) if tool is not None and tool.rate_per_second else None,
             first_only=self._dispatch.first_attempt,
         )
         answer = await self._ask(request)
@@ -233,6 +234,7 @@ class _Entry:
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 
     async def _attempt(self, tool: Tool | None, granted: Granted) -> CallResult:
+        await asyncio.sleep(granted.wait.total_seconds())
         refused = await look_into(self._dispatch.input, self._refusal, tool, granted)
         if tool is None or refused is not None:
             raise await self._failed(tool, granted, refused or _tool_missing(self._dispatch.tool))
@@ -285,7 +287,7 @@ class _Entry:
 
     async def _send(self, tool: Tool, granted: Granted) -> Success | Outcome:
         url, body = body_and_url(tool, self._dispatch.input)
-        call = Call(self._check, self._begun + tool.timeout.total_seconds())
+        call = Call(self._check, self._begun + (granted.wait + tool.timeout).total_seconds())
         holds = tool.harmless_to_repeat(granted.since_first_send)
         try:
             answer = await self._context.http.send(
@@ -500,6 +502,8 @@ def _tool_missing(name: str) -> Outcome:
 
 
 def _pause(answer: Paused, until: datetime) -> str:
+    if answer.paced:
+        return "the tool is called as often as its rate_per_second allows"
     down = answer.category is Category.DEPENDENCY_DOWN
     if answer.probing:
         return f"the tool {'is down' if down else 'had asked to be left alone'}; one call probes it"

@@ -1,6 +1,7 @@
-"""What one call has learned of its tool, for all others: that it asked to be left alone, or that it is down.
+"""What holds a call back for the sake of its tool: that it asked to be left alone, that it is down, or its rate.
 
-One probe finds out when that is over, not every operation by itself. All of it inside transactions of the `Store`.
+What one call has learned holds for all others; one probe finds out when that is over, not every operation by itself.
+All of it inside transactions of the `Store`.
 """
 
 from datetime import timedelta
@@ -19,6 +20,8 @@ _DOWN: Final = 3
 """Failures in a row: one bad answer of a flaky tool must not stop a thousand others."""
 _PROBING: Final = timedelta(seconds=1)
 """In how long the others ask again while a probe is under way; most have an end by then."""
+_TURN_WITHIN: Final = timedelta(seconds=5)
+"""How long a delivery waits for its turn at most; a queue longer than that waits in Temporal."""
 
 
 class Pauses:
@@ -32,15 +35,19 @@ class Pauses:
     def __init__(self, queries: Any) -> None:
         self._sql = queries
 
-    def ask(self, connection: Any, moment: Moment, request: ClaimRequest, epoch: int) -> Paused | None:
-        """Whether a claim, about to be granted, has to wait; None makes it the probe where there is a pause."""
+    def wait(self, connection: Any, moment: Moment, request: ClaimRequest, epoch: int) -> timedelta | Paused:
+        """How long a claim that is about to be granted has to wait before its call, or that it is not granted now."""
+        return self._ask(connection, moment, request, epoch) or self._take_turn(connection, moment, request)
+
+    def _ask(self, connection: Any, moment: Moment, request: ClaimRequest, epoch: int) -> Paused | None:
+        """None makes it the probe where there is a pause."""
         pause = self._sql.pause(connection, tool=request.tool)
         if pause is None or pause["until"] is None:
             return None
         category = Category(pause["category"])
         left = _left(moment, pause)
         if left > timedelta(0) and pause["opener"] != str(request.operation):
-            return Paused(remaining=left, category=category, probing=False)
+            return Paused(remaining=left, category=category)
         # A probe whose lease has run out is lost; the next one takes its place, and of many at once, the first.
         probing = lease_left(moment, pause)
         if probing <= timedelta(0) and self._sql.begin_probe(
@@ -54,6 +61,29 @@ class Pauses:
         ):
             return None
         return Paused(remaining=_PROBING, category=category, probing=True)
+
+    def _take_turn(self, connection: Any, moment: Moment, request: ClaimRequest) -> timedelta | Paused:
+        """An interval behind the call before it.
+
+        The server's limit on the tool's queue keeps the average; after a pause it lets through what has gathered there.
+        """
+        if request.interval is None:
+            return timedelta(0)
+        now, interval = moment.seconds, request.interval.total_seconds()
+        latest = now + _TURN_WITHIN.total_seconds()
+        turn = self._sql.take_turn(
+            connection,
+            tool=request.tool,
+            boot=moment.boot,
+            now=now,
+            interval=interval,
+            after_now=now + interval,
+            latest=latest,
+        )
+        if turn is None:
+            free_at = self._sql.turn(connection, tool=request.tool)["free_at"]
+            return Paused(remaining=timedelta(seconds=free_at - latest), category=Category.RATE_LIMITED, paced=True)
+        return timedelta(seconds=max(0.0, turn["free_at"] - interval - now))
 
     def answered(self, connection: Any, operation: OperationId, epoch: int) -> None:
         """The tool works: nothing is counted any more, and if the probe says so, the pause is over.

@@ -154,6 +154,18 @@ DELETE FROM tool_pause
 WHERE tool = (SELECT tool FROM operation WHERE operation_id = :operation_id)
     AND (until IS NULL OR (probe = :operation_id AND probe_epoch = :epoch));
 
+-- name: take_turn^
+-- If it is not too far off; the first of all calls begins at once.
+INSERT INTO tool_turn (tool, boot, free_at) VALUES (:tool, :boot, :after_now)
+ON CONFLICT (tool) DO UPDATE
+SET boot = :boot,
+    free_at = CASE WHEN tool_turn.boot = :boot AND tool_turn.free_at > :now THEN tool_turn.free_at + :interval ELSE :after_now END
+WHERE tool_turn.boot <> :boot OR tool_turn.free_at <= :latest
+RETURNING free_at;
+
+-- name: turn^
+SELECT free_at FROM tool_turn WHERE tool = :tool;
+
 -- name: unsettled
 -- Of the operation that a node is at; an older one was left behind by a person's decision.
 SELECT DISTINCT a.operation_id, a.run_id, a.node_id, o.tool

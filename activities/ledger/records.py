@@ -47,6 +47,7 @@ class ClaimRequest(Model):
         redrives: How often the node had been redriven when this dispatch was made.
         budgets: How many attempts each category has, since the last accepted redrive.
         risk: What a lost attempt may have done: POSSIBLE, or NONE for a tool that only reads.
+        interval: How far apart the calls of this tool have to be, whoever makes them; None: it has no rate.
         first_only: Grant nothing but the node's first attempt.
         despite_epoch: The asker has seen that attempts up to this epoch are unsettled, and may repeat them.
     """
@@ -65,6 +66,7 @@ class ClaimRequest(Model):
     worker: str
     budgets: Mapping[Category, int]
     risk: SideEffect
+    interval: timedelta | None = None
     first_only: bool = False
     despite_epoch: int | None = None
 
@@ -72,7 +74,8 @@ class ClaimRequest(Model):
 class Granted(Model):
     """Send. ``epoch`` fences whatever is committed; ``fingerprint`` is the operation's.
 
-    ``since_first_send`` is by the ledger's clock: no worker's clock is ever compared with another's.
+    ``since_first_send`` is by the ledger's clock: no worker's clock is ever compared with another's. ``wait`` is how
+    long to let pass before: until then it is the turn of others.
     """
 
     epoch: int
@@ -81,6 +84,7 @@ class Granted(Model):
     failures: Mapping[Category, int]
     last_category: Category | None
     since_first_send: timedelta
+    wait: timedelta
 
 
 class Settled(Model):
@@ -116,16 +120,20 @@ class Begun(Model):
 
 
 class Paused(Model):
-    """The tool has asked everybody to be left alone, or is down (the category); it costs no attempt.
+    """The tool has asked everybody to be left alone, is down (the category), or is called as often as its rate allows.
+
+    That costs no attempt.
 
     Attributes:
         remaining: In how long to ask again.
         probing: One call is finding out whether it is over.
+        paced: It is the rate.
     """
 
     remaining: timedelta
     category: Category
-    probing: bool
+    probing: bool = False
+    paced: bool = False
 
 
 class Stale(Model):

@@ -17,6 +17,7 @@ from activities.ledger.records import (
     ClaimRequest,
     Granted,
     Mismatch,
+    Paused,
     Settled,
     Settlement,
     Spent,
@@ -128,8 +129,6 @@ class Store(Decisions):
                 since_first_send=since_first_send,
                 resendable=not any(attempt["result_unusable"] for attempt in unsettled),
             )
-        if epoch > row["epoch"] and (paused := self._pauses.ask(connection, moment, request, epoch)):
-            return paused
         return self._grant(connection, moment, request, row, epoch, attempts, counted, since_first_send)
 
     def _node_of(self, connection: Any, moment: Moment, request: ClaimRequest, known: Row | None) -> tuple[Row, bool]:
@@ -189,7 +188,11 @@ class Store(Decisions):
         attempts: Sequence[Row],
         counted: Sequence[Row],
         since_first_send: timedelta,
-    ) -> Granted:
+    ) -> Granted | Paused:
+        renewed = epoch > row["epoch"]
+        wait = self._pauses.wait(connection, moment, request, epoch) if renewed else timedelta(0)
+        if isinstance(wait, Paused):
+            return wait
         attempt = attempts[-1]["attempt"] + 1 if attempts else 1
         self._sql.lease_operation(
             connection,
@@ -199,7 +202,7 @@ class Store(Decisions):
             boot=moment.boot,
             until=moment.seconds + self._lease.total_seconds(),
         )
-        if epoch > row["epoch"]:
+        if renewed:
             self._insert_attempt(connection, moment, request, attempt, epoch, code=None)
         return Granted(
             epoch=epoch,
@@ -208,6 +211,7 @@ class Store(Decisions):
             failures=failures_of(counted),
             last_category=category_of(attempts[-1]) if attempts else None,
             since_first_send=since_first_send,
+            wait=wait,
         )
 
     def _insert_attempt(

@@ -157,3 +157,17 @@ async def test_a_pause_past_a_nodes_deadline_is_told_to_a_person_at_once(bench: 
         error = await consumer.refused(work, scheduled=now)
     assert (error.type, details(error).code, error.non_retryable) == ("RATE_LIMITED", "deadline_exceeded", True)
     assert len(await bench.tools.calls(bench.unique("limited"))) == 1
+
+
+async def test_what_has_gathered_before_a_tool_with_a_rate_does_not_come_at_once(bench: Bench) -> None:
+    """The server's limit lets a second's worth through at once; the ledger gives each call its turn."""
+    rate = 10
+    await bench.tool("paced", [{}], rate_per_second=rate, concurrency=rate)
+    async with bench.worker():
+        run = await bench.start(*nodes("paced", rate))
+        async with asyncio.timeout(120):
+            assert (await run.result())["status"] == "SUCCEEDED"
+    calls = sorted(call.at for call in await bench.tools.calls(bench.unique("paced")))
+    assert len(calls) == rate
+    # The turns are 0.9 s apart in all; a busy machine may begin late with the first.
+    assert calls[-1] - calls[0] >= timedelta(seconds=0.45)

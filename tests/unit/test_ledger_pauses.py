@@ -346,3 +346,50 @@ async def test_it_outlasts_a_restart_of_the_machine_and_its_probe_does_not(backe
 async def test_a_read_is_held_back_like_a_write(ledger: Ledger) -> None:
     await fails(ledger, 0, LIMITED)
     assert is_paused(await claimed(ledger, 1, risk=SideEffect.NONE))
+
+
+# The rate of a tool.
+
+TENTH = timedelta(seconds=0.1)
+
+
+async def waits(ledger: Ledger, number: int, interval: timedelta = TENTH, **changes: Any) -> float | None:
+    """How long this call has to wait for its turn, in seconds; None: too long to be waited for here."""
+    answer = await claimed(ledger, number, interval=interval, **changes)
+    if isinstance(answer, Granted):
+        return answer.wait.total_seconds()
+    assert isinstance(answer, Paused)
+    assert answer.paced
+    assert answer.remaining > timedelta(0)
+    return None
+
+
+async def test_calls_of_a_tool_with_a_rate_are_an_interval_apart_whichever_worker_makes_them(backend: Backend) -> None:
+    ledgers = [await backend.open(), await backend.open()]
+    turns = await asyncio.gather(*(waits(ledgers[number % 2], number) for number in range(20)))
+    assert sorted(turn for turn in turns if turn is not None) == pytest.approx([number / 10 for number in range(20)])
+    # Other tools have turns of their own, or need none.
+    assert await waits(ledgers[0], 20, tool=ELSEWHERE) == 0
+    assert (await granted(ledgers[0], request(operation=of(21)))).wait == timedelta(0)
+
+
+async def test_a_turn_that_nobody_takes_is_not_saved_up(backend: Backend, ledger: Ledger) -> None:
+    assert await waits(ledger, 0) == 0
+    backend.clock.advance(60)
+    assert [await waits(ledger, number) for number in (1, 2)] == pytest.approx([0, 0.1])
+
+
+async def test_who_would_wait_too_long_for_its_turn_comes_back_and_takes_none(backend: Backend, ledger: Ledger) -> None:
+    slow = timedelta(seconds=3)
+    assert [await waits(ledger, number, slow) for number in range(4)] == [0, 3, None, None]
+    backend.clock.advance(1.1)
+    assert await waits(ledger, 2, slow) == pytest.approx(4.9)
+    node = await ledger.node("crowd", "n3")
+    assert node is not None
+    assert node.attempts == []
+
+
+async def test_turns_of_before_a_restart_of_the_machine_are_over(backend: Backend, ledger: Ledger) -> None:
+    assert [await waits(ledger, number) for number in range(3)] == pytest.approx([0, 0.1, 0.2])
+    backend.clock.restart()
+    assert await waits(ledger, 3) == 0

@@ -57,6 +57,7 @@ async def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_what_it_
     await run(
         url,
         "DROP TABLE tool_pause",
+        "DROP TABLE tool_turn",
         "DROP INDEX attempt_unsettled",
         "ALTER TABLE attempt DROP COLUMN started_boot, DROP COLUMN started_clock",
         "UPDATE redrive_version SET version_num = '0001'",
