@@ -66,7 +66,7 @@ class CallTool:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._slots = {tool.name: asyncio.Semaphore(tool.concurrency) for tool in context.catalog.tools.values()}
+        self._gates = {tool.name: _Gate(tool) for tool in context.catalog.tools.values()}
 
     @activity.defn(name="call_tool")
     async def call_tool(self, dispatch: Dispatch) -> CallResult:
@@ -79,7 +79,7 @@ class CallTool:
             ApplicationError: of the failure's category, with `FailureDetails`; retryable with the delay that the policy
                 says, or, once the budget is spent, not.
         """
-        entry = _Entry(self._context, self._slots, dispatch)
+        entry = _Entry(self._context, self._gates.get(dispatch.tool), dispatch)
         work = asyncio.create_task(entry.perform())
         alive = [asyncio.create_task(entry.beat()), asyncio.create_task(entry.keep_lease())]
         try:
@@ -95,12 +95,35 @@ class CallTool:
                 task.cancel()
 
 
+class _Gate:
+    """What this process's calls of one tool pass through: so many at once, and so far apart."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.slots = asyncio.Semaphore(tool.concurrency)
+        self._interval = 1 / tool.rate_per_second if tool.rate_per_second is not None else 0.0
+        self._next = asyncio.Lock()
+        self._free_at = 0.0
+
+    @property
+    def interval(self) -> timedelta | None:
+        """How far apart the calls have to be, in whatever process; None: the tool has no rate."""
+        return timedelta(seconds=self._interval) if self._interval else None
+
+    async def turn(self, wait: timedelta) -> None:
+        """Lets so much time pass; and more, if this process is busy and wakes all at once whose time has come."""
+        await asyncio.sleep(wait.total_seconds())
+        if self._interval:
+            async with self._next:
+                await asyncio.sleep(self._free_at - boot_seconds())
+                self._free_at = boot_seconds() + self._interval
+
+
 class _Entry:
     """One delivery."""
 
-    def __init__(self, context: Context, slots: dict[str, asyncio.Semaphore], dispatch: Dispatch) -> None:
+    def __init__(self, context: Context, gate: _Gate | None, dispatch: Dispatch) -> None:
         self._context = context
-        self._slots = slots
+        self._gate = gate
         self._dispatch = dispatch
         self._operation = dispatch.operation
         self._delivery = delivery()
@@ -136,7 +159,7 @@ class _Entry:
     async def perform(self) -> CallResult:
         """The whole delivery; see `CallTool.call_tool`."""
         tool = self._context.catalog.get(self._dispatch.tool)
-        slot = self._slots.get(self._dispatch.tool, contextlib.nullcontext())
+        slot = self._gate.slots if self._gate is not None else contextlib.nullcontext()
         try:
             # A slot comes before the claim: waiting for one costs no attempt.
             async with asyncio.timeout(_SLOT_WAIT_SECONDS):
@@ -205,7 +228,7 @@ class _Entry:
             worker=WORKER,
             budgets=attempt_budgets(tool),
             risk=SideEffect.NONE if tool is not None and tool.effect is Effect.READ else SideEffect.POSSIBLE,
-            interval=timedelta(seconds=1 / tool.rate_per_second) if tool is not None and tool.rate_per_second else None,
+            interval=self._gate.interval if self._gate is not None else None,
             first_only=self._dispatch.first_attempt,
         )
         answer = await self._ask(request)
@@ -234,7 +257,8 @@ class _Entry:
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 
     async def _attempt(self, tool: Tool | None, granted: Granted) -> CallResult:
-        await asyncio.sleep(granted.wait.total_seconds())
+        if self._gate is not None:
+            await self._gate.turn(granted.wait)
         refused = await look_into(self._dispatch.input, self._refusal, tool, granted)
         if tool is None or refused is not None:
             raise await self._failed(tool, granted, refused or _tool_missing(self._dispatch.tool))

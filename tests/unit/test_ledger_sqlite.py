@@ -151,8 +151,9 @@ async def test_a_ledger_of_the_first_version_is_brought_up_to_date_with_what_it_
     await ledger.close()
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TABLE tool_pause; DROP TABLE tool_turn; DROP INDEX attempt_unsettled; ALTER TABLE attempt DROP COLUMN started_boot; "
-            "ALTER TABLE attempt DROP COLUMN started_clock; PRAGMA user_version = 1"
+            "DROP TABLE tool_pause; DROP TABLE tool_turn; DROP INDEX attempt_unsettled; "
+            "ALTER TABLE attempt DROP COLUMN started_boot; ALTER TABLE attempt DROP COLUMN started_clock; "
+            "PRAGMA user_version = 1"
         )
     ledger = await open_ledger(url(path))
     assert len((await view(ledger)).attempts) == 1
