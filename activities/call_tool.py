@@ -33,7 +33,7 @@ from activities.ledger.records import (
 from activities.requests import body_and_url, call_headers, input_problems
 from activities.schedule import Again, Stop, next_step
 from activities.threads import look_into
-from contracts.canonical import content_hash, json_size
+from contracts.canonical import content_hash, is_small, json_size
 from contracts.dispatch import CallResult, Dispatch, FailureDetails, NodeEnd
 from contracts.failures import (
     MAX_DELIVERIES_WITHOUT_ATTEMPT,
@@ -54,6 +54,11 @@ _SLOT_WAIT_SECONDS: Final = 5.0
 _LONGEST_WAIT: Final = timedelta(seconds=30)
 """After which a delivery that got no attempt comes back."""
 _COMMIT_AGAIN_SECONDS: Final = 1.0
+_AT_ONCE_SECONDS: Final = 1.0
+_AT_ONCE_BYTES: Final = 8 * 1024
+"""What is done at once, within a workflow task: the server takes 4 MiB for all the answers of one."""
+_KEPT_SECONDS: Final = 60.0
+"""How long the end of a call is kept for the activity that comes to take it up."""
 _PENDING_MESSAGE: Final = 1000
 """Bytes of a message while the call is pending. Of a failure above 4 KB, with its causes and details, the server shows
 nothing at all (``limit.mutableStateActivityFailureSize.error``); the ledger has the whole of it."""
@@ -67,6 +72,8 @@ class CallTool:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._gates = {tool.name: _Gate(tool) for tool in context.catalog.tools.values()}
+        self._under_way: set[asyncio.Task[CallResult]] = set()
+        self._left: dict[_Call, _Entry] = {}
 
     @activity.defn(name="call_tool")
     async def call_tool(self, dispatch: Dispatch) -> CallResult:
@@ -79,20 +86,80 @@ class CallTool:
             ApplicationError: of the failure's category, with `FailureDetails`; retryable with the delay that the policy
                 says, or, once the budget is spent, not.
         """
-        entry = _Entry(self._context, self._gates.get(dispatch.tool), dispatch)
-        work = asyncio.create_task(entry.perform())
-        alive = [asyncio.create_task(entry.beat()), asyncio.create_task(entry.keep_lease())]
+        entry = self._left.pop(_call(), None)
+        if entry is None or not entry.performs(dispatch):
+            entry = self._begin(dispatch)
+        beat = asyncio.create_task(entry.beat())
         try:
-            while True:
-                try:
-                    return await asyncio.shield(work)
-                except asyncio.CancelledError:
-                    if work.done():
-                        raise
-                    entry.called_off = True
+            await entry.ended()
         finally:
-            for task in alive:
-                task.cancel()
+            beat.cancel()
+        return entry.work.result()
+
+    @activity.defn(name="call_at_once")
+    async def call_at_once(self, dispatch: Dispatch) -> CallResult | FailureDetails | None:
+        """The same for a first attempt, as a local activity of its run; None: `call_tool` is to go on with it.
+
+        It goes on with whatever the server can wait for better: a slow tool, one that is not to be called yet, a ledger
+        that is away. A call that has begun does not wait for it. If `call_tool` comes to the same process, it takes
+        the call up; elsewhere, the ledger tells what became of it.
+        """
+        tool = self._context.catalog.get(dispatch.tool)
+        if tool is None or tool.fingerprint != dispatch.fingerprint:
+            # Another worker may have it: the run's own tasks all come to this one.
+            return None
+        entry = self._begin(dispatch)
+        if await entry.ended(_AT_ONCE_SECONDS):
+            try:
+                answer: CallResult | FailureDetails = entry.work.result()
+            except ApplicationError as error:
+                if not error.non_retryable:
+                    return None
+                answer = FailureDetails.model_validate(error.details[0])
+            output = answer.output if isinstance(answer, CallResult) else None
+            if is_small(output) and json_size(output) <= _AT_ONCE_BYTES:
+                return answer
+        self._leave(entry)
+        return None
+
+    async def finish(self) -> None:
+        """Waits for the calls that no activity waits for."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def _begin(self, dispatch: Dispatch) -> "_Entry":
+        entry = _Entry(self._context, self._gates.get(dispatch.tool), dispatch)
+        self._under_way.add(entry.work)
+        entry.work.add_done_callback(self._done)
+        return entry
+
+    def _done(self, work: "asyncio.Task[CallResult]") -> None:
+        self._under_way.discard(work)
+        if not work.cancelled():
+            # Looked at, so that asyncio does not complain where nobody waits for it: the ledger has it.
+            work.exception()
+
+    def _leave(self, entry: "_Entry") -> None:
+        if entry.waits:
+            entry.work.cancel()
+            return
+        call, loop = _call(), asyncio.get_running_loop()
+        self._left[call] = entry
+
+        def forget() -> None:
+            if self._left.get(call) is entry:
+                del self._left[call]
+
+        entry.work.add_done_callback(lambda _: loop.call_later(_KEPT_SECONDS, forget))
+
+
+_Call = tuple[str | None, str]
+"""One execution of a workflow, and a call of it."""
+
+
+def _call() -> _Call:
+    info = activity.info()
+    return info.workflow_run_id, info.activity_id
 
 
 class _Gate:
@@ -119,7 +186,7 @@ class _Gate:
 
 
 class _Entry:
-    """One delivery."""
+    """One delivery, and the work on it, which outlives it: called off, it ends by itself."""
 
     def __init__(self, context: Context, gate: _Gate | None, dispatch: Dispatch) -> None:
         self._context = context
@@ -128,13 +195,38 @@ class _Entry:
         self._operation = dispatch.operation
         self._delivery = delivery()
         self._since_delivered = boot_seconds()
-        details = activity.info().heartbeat_details
+        info = activity.info()
+        self._local = info.is_local
+        self._delivered_at = dispatch.made_at or info.started_time
+        self._scheduled_at = dispatch.made_at or info.current_attempt_scheduled_time
+        self._time = info.start_to_close_timeout or timedelta(0)
+        details = info.heartbeat_details
         self._attempted = details[0] if details and isinstance(details[0], int) else 0
         self._attempted_before = self._attempted
         self._begun = 0.0
         self._lease_until = 0.0
         self._granted: Granted | None = None
-        self.called_off = False
+        self._called_off = False
+        self.waits = True
+        """For its turn, so that nothing has been done for it."""
+        self.work = asyncio.create_task(self._perform())
+
+    def performs(self, dispatch: Dispatch) -> bool:
+        """Whether this is the same work; a run that was reset may want other than it did."""
+        return dispatch.model_copy(update={"made_at": None}) == self._dispatch.model_copy(update={"made_at": None})
+
+    async def ended(self, within: float | None = None) -> bool:
+        """Waits for the end of the work, at most so many seconds; a cancel meanwhile calls off what is not yet sent."""
+        until = boot_seconds() + within if within is not None else None
+        while not self.work.done():
+            left = until - boot_seconds() if until is not None else None
+            if left is not None and left <= 0:
+                return False
+            try:
+                await asyncio.wait({self.work}, timeout=left)
+            except asyncio.CancelledError:
+                self._called_off = True
+        return True
 
     async def beat(self) -> None:
         """Heartbeats, never behind the ledger: one that is away must not look like a lost worker."""
@@ -142,7 +234,7 @@ class _Entry:
             await asyncio.sleep(RENEW_EVERY.total_seconds())
             activity.heartbeat(self._attempted)
 
-    async def keep_lease(self) -> None:
+    async def _keep_lease(self) -> None:
         """Renews the lease under a long call; ends only by being cancelled."""
         while True:
             await asyncio.sleep(RENEW_EVERY.total_seconds())
@@ -156,14 +248,21 @@ class _Entry:
                 # The lease then runs out by itself, and nothing is sent any more; what was sent is fenced by its epoch.
                 activity.logger.warning("the lease of %s could not be renewed", self._operation)
 
-    async def perform(self) -> CallResult:
-        """The whole delivery; see `CallTool.call_tool`."""
+    async def _perform(self) -> CallResult:
+        lease = asyncio.create_task(self._keep_lease())
+        try:
+            return await self._in_turn()
+        finally:
+            lease.cancel()
+
+    async def _in_turn(self) -> CallResult:
         tool = self._context.catalog.get(self._dispatch.tool)
         slot = self._gate.slots if self._gate is not None else contextlib.nullcontext()
         try:
             # A slot comes before the claim: waiting for one costs no attempt.
             async with asyncio.timeout(_SLOT_WAIT_SECONDS):
                 await slot.__aenter__()
+            self.waits = False
         except TimeoutError:
             message = "all that may call the tool at once are calling it"
             raise self._no_attempt(Category.TRANSIENT, Code.NO_SLOT, message, timedelta(seconds=1)) from None
@@ -220,7 +319,7 @@ class _Entry:
             fingerprint=self._dispatch.fingerprint,
             input=self._dispatch.input,
             input_hash=await look_into(self._dispatch.input, content_hash, self._dispatch.input),
-            scheduled_at=activity.info().current_attempt_scheduled_time,
+            scheduled_at=self._scheduled_at,
             node_started_at=self._dispatch.node_started_at,
             now=self._now(),
             delivery=self._delivery,
@@ -341,7 +440,7 @@ class _Entry:
 
         Between this and the write nothing can be fenced from here; only the remote's key can.
         """
-        if self.called_off:
+        if self._called_off:
             raise NotSentError(Code.CANCELLED, "called off before the tool was called")
         if boot_seconds() >= self._lease_until:
             raise NotSentError(Code.LEASE_LOST, "the lease ran out before the tool could be called")
@@ -389,8 +488,7 @@ class _Entry:
 
     async def _commit(self, work: Callable[[], Awaitable[bool]]) -> bool:
         """Commits what came of a call; the answer is kept until the ledger is back, or the activity's time is up."""
-        info = activity.info()
-        until = info.started_time + (info.start_to_close_timeout or timedelta(0)) - _LAST_COMMIT
+        until = self._delivered_at + self._time - _LAST_COMMIT
         while True:
             try:
                 return await work()
@@ -455,7 +553,7 @@ class _Entry:
         """To be raised ``from None``: see `_PENDING_MESSAGE`."""
         # The node's own workflow goes on from where the run's first attempt has come to.
         final = final or (self._dispatch.first_attempt and attempt > 0)
-        if not final:
+        if not final and not self._local:
             # Tells the next delivery whether this one got as far as an attempt. Sooner, it would cost every call.
             activity.heartbeat(self._attempted)
         message = outcome.message if final else clip_message(outcome.message, _PENDING_MESSAGE)
@@ -481,7 +579,7 @@ class _Entry:
 
     def _now(self) -> datetime:
         """The present by Temporal's clock, which the deadline is from: this machine's own may say anything."""
-        return activity.info().started_time + timedelta(seconds=boot_seconds() - self._since_delivered)
+        return self._delivered_at + timedelta(seconds=boot_seconds() - self._since_delivered)
 
     def _lease_from(self, moment: float) -> None:
         # Counted from before the claim, so that it never looks longer here than it is in the ledger.

@@ -8,6 +8,7 @@ from contracts.base import Json
 from contracts.dead_letters import Entry
 from contracts.dispatch import (
     Admission,
+    CallResult,
     CancelRequest,
     DeadLetterInput,
     DecideAnswer,
@@ -15,6 +16,7 @@ from contracts.dispatch import (
     Dispatch,
     Evidence,
     EvidenceRequest,
+    FailureDetails,
     OutputsRequest,
     PreflightAnswer,
     PreflightRequest,
@@ -26,6 +28,7 @@ from contracts.sweep import Look, NodeRef
 __all__ = [
     "admit",
     "alert",
+    "call_at_once",
     "call_tool",
     "cancel_nodes",
     "decide",
@@ -41,6 +44,12 @@ __all__ = [
 @activity.defn
 async def admit(run_id: str, payloads: list[Json]) -> Admission:
     """See `activities.admit`."""
+    raise NotImplementedError
+
+
+@activity.defn
+async def call_at_once(dispatch: Dispatch) -> CallResult | FailureDetails | None:
+    """See `activities.call_tool`."""
     raise NotImplementedError
 
 

@@ -179,6 +179,8 @@ class Dispatch(Model):
     refusal: Refusal | None = None
     first_attempt: bool = False
     """Made by the run itself: of an operation that has been attempted before, this is left to its node's workflow."""
+    made_at: UtcTime | None = None
+    """By Temporal's clock; for a local activity, whose own times are its worker's."""
 
     @property
     def operation(self) -> OperationId:

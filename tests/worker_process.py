@@ -37,6 +37,7 @@ from activities.context import Context
 from activities.http import HttpClients
 from activities.ledger import open_ledger
 from activities.secrets import Secrets
+from contracts.dispatch import Dispatch
 from contracts.tools import load_catalog
 from tests.lab import Bench
 from tests.waiting import eventually
@@ -195,7 +196,7 @@ def _is_free(ledger: Path) -> bool:
 
 
 class _HoldAcks(Interceptor):
-    """Keeps the results of `call_tool` from Temporal, once the ledger has them."""
+    """Keeps the results of calls from Temporal, once the ledger has them."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's name
         """Puts itself around every activity."""
@@ -205,7 +206,7 @@ class _HoldAcks(Interceptor):
 class _HoldAck(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         result = await self.next.execute_activity(input)
-        if activity.info().activity_type == "call_tool":
+        if activity.info().activity_type in ("call_tool", "call_at_once"):
             await asyncio.Event().wait()
         return result
 
@@ -224,8 +225,13 @@ class _Slots(SimplePlugin):
         return config
 
 
+@activity.defn(name="call_at_once")
+async def _leave_it(_dispatch: Dispatch) -> None:
+    """Has a run's first attempt made by an activity."""
+
+
 async def _decide_only(client: Client, settings: Settings) -> None:
-    """Runs workflows, and of the activities only the local one."""
+    """Runs workflows, and of the activities only the local ones, which call nothing."""
     secrets = Secrets({})
     ledger = await open_ledger(settings.ledger.get_secret_value())
     context = Context(load_catalog(settings.tools), secrets, HttpClients(secrets), ledger, settings.task_queue)
@@ -233,7 +239,7 @@ async def _decide_only(client: Client, settings: Settings) -> None:
         client,
         task_queue=settings.task_queue,
         workflows=WORKFLOWS,
-        activities=[Admit(context).admit],
+        activities=[Admit(context).admit, _leave_it],
         no_remote_activities=True,
     ):
         await asyncio.Event().wait()

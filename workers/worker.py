@@ -96,7 +96,10 @@ async def running_worker(client: Client, settings: Settings, wiring: Wiring = Wi
         http = wiring.http_clients(secrets)
         stack.push_async_callback(http.close)
         context = Context(catalog, secrets, http, ledger, settings.task_queue, settings.limits)
-        workers = _workers(client, settings, context)
+        call_tool = CallTool(context)
+        # After the workers: a call may be under way that no activity waits for.
+        stack.push_async_callback(call_tool.finish)
+        workers = _workers(client, settings, context, call_tool)
         for worker in workers:
             await stack.enter_async_context(worker)
         _log.info("polling", task_queue=settings.task_queue, namespace=client.namespace, tools=len(catalog.tools))
@@ -126,10 +129,9 @@ def _is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _workers(client: Client, settings: Settings, context: Context) -> list[Worker]:
+def _workers(client: Client, settings: Settings, context: Context, call_tool: CallTool) -> list[Worker]:
     """The worker, and one more for each tool with a rate: its queue is paced by the server, across all workers."""
     webhook = settings.alert_webhook
-    call_tool = CallTool(context)
     decisions = CommitDecisions(context)
     sweeping = Sweeping(context)
     grace = max(tool.timeout for tool in context.catalog.tools.values()) + _GRACE
@@ -147,6 +149,7 @@ def _workers(client: Client, settings: Settings, context: Context) -> list[Worke
         activities=[
             Admit(context).admit,
             call_tool.call_tool,
+            call_tool.call_at_once,
             ReconcileOperation(context).reconcile,
             GatherEvidence(context).gather_evidence,
             Preflight(context).preflight,

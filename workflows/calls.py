@@ -18,7 +18,15 @@ with workflow.unsafe.imports_passed_through():
     from contracts.runs import NodeResult, Source
     from workflows.options import HEARTBEAT_TIMEOUT, MARGIN
 
-__all__ = ["CALL_RETRY", "FIRST_CALL_RETRY", "failure_details", "read_answer", "result_of", "start_call"]
+__all__ = [
+    "CALL_RETRY",
+    "FIRST_CALL_RETRY",
+    "call_at_once",
+    "failure_details",
+    "read_answer",
+    "result_of",
+    "start_call",
+]
 
 _UNSUITABLE: Final = "PayloadsTooLarge"
 _LOST: Final = ("TemporalTimeout:StartToClose", "TemporalTimeout:Heartbeat")
@@ -55,6 +63,20 @@ def start_call(
         # A run's own attempt has the node's name for its id. A summary would cost a fast node 8 % of the worker's CPU.
         summary=None if dispatch.first_attempt else f"{tool.name} {dispatch.operation}",
         priority=priority,
+    )
+
+
+def call_at_once(
+    dispatch: Dispatch, tool: ToolFacts, activity_id: str
+) -> workflow.ActivityHandle[CallResult | FailureDetails | None]:
+    """Dispatches a first attempt within the workflow task; None: it is to be dispatched by `start_call`."""
+    return workflow.start_local_activity(
+        stubs.call_at_once,
+        dispatch.model_copy(update={"made_at": workflow.now()}),
+        activity_id=activity_id,
+        start_to_close_timeout=tool.timeout + MARGIN,
+        retry_policy=RetryPolicy(maximum_attempts=1),
+        cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
     )
 
 

@@ -10,7 +10,6 @@ from temporalio.exceptions import (
     CancelledError,
     FailureError,
     RetryState,
-    is_cancelled_exception,
 )
 
 with workflow.unsafe.imports_passed_through():
@@ -33,8 +32,8 @@ with workflow.unsafe.imports_passed_through():
 
 __all__ = [
     "entry_of",
+    "failed_by_hand",
     "failure_of",
-    "first_failure",
     "known_absent",
     "made_by_hand",
     "message_of",
@@ -69,13 +68,9 @@ def failure_of(error: ActivityError, evidence: Evidence, refused: Refusal | None
     )
 
 
-def first_failure(error: ActivityError) -> ErrorInfo | None:
-    """What has ended a first attempt for good; None: the node's workflow goes on from there."""
-    if is_cancelled_exception(error) or error.retry_state is RetryState.TIMEOUT:
-        return None
-    if (details := failure_details(error)) is not None:
-        return details.error if details.next_eligible_at is None else None
-    if isinstance(error.cause, ApplicationError):
+def failed_by_hand(error: ActivityError) -> ErrorInfo | None:
+    """The failure of a first attempt that a person has failed; None: it has ended otherwise."""
+    if error.retry_state is not RetryState.TIMEOUT and isinstance(error.cause, ApplicationError):
         return _by_hand([], _FAILED_BY_HAND + error.cause.message)
     return None
 

@@ -27,9 +27,12 @@ with workflow.unsafe.imports_passed_through():
     from activities import stubs
     from contracts.base import Json
     from contracts.canonical import json_problem, json_size
+    from contracts.dead_letters import ErrorInfo
     from contracts.dispatch import (
+        CallResult,
         CancelRequest,
         Dispatch,
+        FailureDetails,
         NodeChange,
         NodeEnd,
         NodeInput,
@@ -58,8 +61,8 @@ with workflow.unsafe.imports_passed_through():
     )
     from contracts.sweep import NodeGone, RunExecution
     from workflows.attributes import RUN_ID, STATUS, TOOL
-    from workflows.calls import FIRST_CALL_RETRY, failure_details, read_answer, result_of, start_call
-    from workflows.evidence import first_failure, made_by_hand
+    from workflows.calls import FIRST_CALL_RETRY, call_at_once, failure_details, read_answer, result_of, start_call
+    from workflows.evidence import failed_by_hand, made_by_hand
     from workflows.graph import Graph
     from workflows.options import ASK_AGAIN, COMMIT_TIMEOUT, LONGEST_PATIENCE, NODE_CANCELLED, PATIENT_RETRY
     from workflows.payloads import read_signal
@@ -76,6 +79,8 @@ _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
 _CARRIED_BYTES: Final = 384 * 1024
 """What of the outputs goes along when a run continues as new; with a specification of 1 MiB it has to fit into 2."""
+_AT_ONCE: Final = 100
+"""How many calls are made within one workflow task, before others: signals and queries come between tasks alone."""
 _DRAINED_WITHIN: Final = timedelta(seconds=10)
 """How long calls in flight are waited for before a run continues as new; later ones go on as workflows of their own."""
 _SIGNALLED_AT_ONCE: Final = 200
@@ -101,6 +106,8 @@ class Run:
         self._taken = 0
         self._status = RunStatus.RUNNING
         self._calls: dict[str, workflow.ActivityHandle[Any]] = {}
+        self._at_once: set[str] = set()
+        self._taken_at_once = 0
         self._children: dict[str, NodeHandle] = {}
         self._starting: set[str] = set()
         self._attached: dict[str, asyncio.Event] = {}
@@ -201,6 +208,7 @@ class Run:
                 and self._graph.running < self._spec.max_parallel
                 and batch < _BATCH_BYTES
                 and self._large_at_once() < self._limits.at_once
+                and self._taken_at_once < _AT_ONCE
                 and (name := self._graph.next_ready()) is not None
             ):
                 await self._fetch(self._graph.to_fetch(name))
@@ -210,12 +218,20 @@ class Run:
                 batch += size + revocations
                 operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
                 self._graph.start(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+                if self._is_fast(node) and node.tool.task_queue == workflow.info().task_queue:
+                    # A tool with a rate is called on its own queue.
+                    self._at_once.add(name)
+                    self._taken_at_once += 1
                 self._begin_driving(name, node)
             self._show(self._graph.status)
-            if batch >= _BATCH_BYTES:
+            ends_task = not self._at_once
+            if batch >= _BATCH_BYTES or (ends_task and self._taken_at_once >= _AT_ONCE):
                 # The rest in another workflow task.
                 await workflow.sleep(timedelta(milliseconds=1))
+                self._taken_at_once = 0
                 continue
+            if ends_task:
+                self._taken_at_once = 0
             if self._is_long():
                 await self._continue_as_new()
             else:
@@ -246,7 +262,7 @@ class Run:
         workflow, which the ledger tells what became of it.
         """
         with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(lambda: not self._calls, timeout=_DRAINED_WITHIN)
+            await workflow.wait_condition(lambda: not (self._calls or self._at_once), timeout=_DRAINED_WITHIN)
         # A child whose start is under way would be nobody's.
         await workflow.wait_condition(lambda: not self._starting and workflow.all_handlers_finished())
         if self._graph.finished or self._bug is not None:
@@ -351,8 +367,9 @@ class Run:
                 await self._fetch(self._graph.to_fetch(name))
                 # It was begun at some time since.
                 node = self._node_input(name, self._admitted_at)
-        elif self._spec.node_mode == "fast" and node.refusal is None and not self._is_revoked(node):
+        elif self._is_fast(node):
             report, node = await self._attempt(node)
+        self._at_once.discard(name)
         while report is None:
             assert node is not None
             try:
@@ -396,29 +413,56 @@ class Run:
             approval=node.approval,
             first_attempt=True,
         )
+        answer = await self._first_answer(dispatch, node)
         not_before = failure = None
+        match answer:
+            case CallResult(end=NodeEnd.SUCCEEDED | NodeEnd.RESOLVED):
+                result = result_of(answer, answer.output, answer.source)
+                return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=result), node
+            case FailureDetails(next_eligible_at=None):
+                failure = answer.error
+            case FailureDetails():
+                not_before = answer.next_eligible_at
+            case ErrorInfo():
+                failure = answer
+            case None | CallResult(end=NodeEnd.CANCELLED) if self._cancelling and name not in self._uncertain:
+                return NodeReport(node_id=name, status=NodeStatus.CANCELLED), node
+            case _:
+                pass
+        left = max(node.deadline - (workflow.now() - begun), timedelta(0))
+        return None, node.model_copy(update={"deadline": left, "not_before": not_before, "failure": failure})
+
+    async def _first_answer(
+        self, dispatch: Dispatch, node: NodeInput
+    ) -> CallResult | FailureDetails | ErrorInfo | None:
+        """What came of a first attempt; None: nothing, or nobody knows."""
+        name = node.node_id
+        if name in self._at_once:
+            answer = await self._call_at_once(dispatch, node.tool)
+            if answer is not None or self._is_revoked(node):
+                return answer
         call = self._calls[name] = start_call(dispatch, node.tool, name, FIRST_CALL_RETRY, self._priority)
         if self._cancelling:
             call.cancel()
         try:
-            answer = read_answer(await call, self._run_id, name)
+            return read_answer(await call, self._run_id, name) or made_by_hand()
         except ActivityError as error:
-            called_off = is_cancelled_exception(error)
-            failure = first_failure(error)
-            if (details := failure_details(error)) is not None:
-                not_before = details.next_eligible_at
-        else:
-            called_off = answer is not None and answer.end is NodeEnd.CANCELLED
-            failure = made_by_hand() if answer is None else None
-            if answer is not None and answer.end in (NodeEnd.SUCCEEDED, NodeEnd.RESOLVED):
-                result = result_of(answer, answer.output, answer.source)
-                return NodeReport(node_id=name, status=NodeStatus.SUCCEEDED, result=result), node
+            return failure_details(error) or failed_by_hand(error)
         finally:
             del self._calls[name]
-        if called_off and self._cancelling and name not in self._uncertain:
-            return NodeReport(node_id=name, status=NodeStatus.CANCELLED), node
-        left = max(node.deadline - (workflow.now() - begun), timedelta(0))
-        return None, node.model_copy(update={"deadline": left, "not_before": not_before, "failure": failure})
+
+    async def _call_at_once(self, dispatch: Dispatch, tool: ToolFacts) -> CallResult | FailureDetails | None:
+        try:
+            return await call_at_once(dispatch, tool, dispatch.node_id)
+        except FailureError:
+            # Its worker was too busy: it is as unknown what came of it as if it had been lost.
+            return None
+        finally:
+            self._at_once.discard(dispatch.node_id)
+            self._progressed = True
+
+    def _is_fast(self, node: NodeInput) -> bool:
+        return self._spec.node_mode == "fast" and node.refusal is None and not self._is_revoked(node)
 
     def _is_revoked(self, node: NodeInput) -> bool:
         return node.approval is not None and node.approval.id in self._revoked

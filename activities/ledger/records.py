@@ -116,7 +116,7 @@ class Busy(Model):
 
 
 class Begun(Model):
-    """Only a first attempt was asked for, and there have been attempts."""
+    """Only a first attempt was asked for, and there has been one, which has ended or is lost."""
 
 
 class Paused(Model):

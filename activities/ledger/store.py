@@ -111,7 +111,7 @@ class Store(Decisions):
             # It was granted before; only the answer was lost on its way.
             epoch = row["epoch"]
             attempts.pop()
-        elif request.first_only and attempts:
+        elif request.first_only and attempts and lease_left(moment, row) <= timedelta(0):
             return Begun()
         elif busy := _busy(moment, row, attempts, node["budget_from"]):
             return busy

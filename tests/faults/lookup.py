@@ -11,6 +11,7 @@ from activities.ledger.records import OperationView
 from contracts.dispatch import FailureDetails
 from contracts.identity import OperationId, node_workflow_id
 from tests.lab import Bench
+from tests.waiting import eventually
 from workers.client import DATA_CONVERTER
 
 
@@ -37,7 +38,10 @@ async def node_result(bench: Bench, run: WorkflowHandle[Any, Any], node: str) ->
         return result
     operation_id = OperationId(run_id=run.id, node_id=node, logical_attempt=1)
     async for event in run.fetch_history_events():
-        answers = await DATA_CONVERTER.decode(event.activity_task_completed_event_attributes.result.payloads)
+        result = event.activity_task_completed_event_attributes.result
+        if event.HasField("marker_recorded_event_attributes"):
+            result = event.marker_recorded_event_attributes.details["result"]
+        answers = await DATA_CONVERTER.decode(result.payloads)
         if answers and isinstance(answers[0], dict) and answers[0].get("operation_id") == str(operation_id):
             return {**answers[0], "idempotency_key": operation_id.idempotency_key}
     raise AssertionError(f"{operation_id} has no result")
@@ -56,6 +60,16 @@ async def pending_call(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -
             if activity.activity_type.name == "call_tool" and activity.activity_id == call:
                 return activity
     return None
+
+
+async def dispatched(bench: Bench, run: WorkflowHandle[Any, Any], node: str) -> PendingActivityInfo:
+    """A node's call, as soon as the server knows of it, which it does of a run's own one after a second."""
+
+    async def found() -> PendingActivityInfo | None:
+        return await pending_call(bench, run, node)
+
+    call: PendingActivityInfo = await eventually(found, f"a pending call of {node}")
+    return call
 
 
 async def last_failure(call: PendingActivityInfo) -> FailureDetails | None:

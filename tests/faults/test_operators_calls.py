@@ -9,6 +9,7 @@ from temporalio.client import WorkflowHandle
 
 from contracts.dead_letters import DecisionOutcome
 from contracts.identity import OperationId
+from tests.faults.lookup import dispatched
 from tests.integration.temporal_cli import TemporalCli
 from tests.lab import Bench
 from tests.waiting import eventually
@@ -43,6 +44,7 @@ class Call:
         return ("--workflow-id", workflow_id, "--activity-id", activity_id)
 
     async def activity(self, command: str, *options: str) -> None:
+        await dispatched(self.bench, self.run, "n")
         await self.cli.done("activity", command, *self._pending, *options)
 
     async def unpause_if_pending(self) -> None:

@@ -8,7 +8,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.identity import node_workflow_id
-from tests.faults.lookup import operation
+from tests.faults.lookup import dispatched, operation
 from tests.integration.temporal_cli import TemporalCli
 from tests.integration.test_run_graph import GATED, failed_result, node, ref
 from tests.lab import Bench
@@ -101,7 +101,7 @@ async def test_a_first_attempt_that_is_ended_by_hand_is_told_to_a_person_and_not
     cli = TemporalCli(bench.client.service_client.config.target_host)
     async with bench.worker():
         run = await start(bench, node("a", "pay"))
-        await bench.tools.wait_for(bench.unique("pay"), calls=1)
+        await dispatched(bench, run, "a")
         command, *more = options
         await cli.done("activity", command, "--workflow-id", run.id, "--activity-id", "a", *more)
         entry = await bench.parked(run, "a")
