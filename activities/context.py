@@ -45,6 +45,7 @@ def facts(tool: Tool, context: Context) -> ToolFacts:
         timeout=tool.timeout,
         absent_after=tool.absent_after,
         task_queue=queue_of(tool, context.task_queue),
+        rated=tool.rate_per_second is not None,
         askable=tool.reconcile is not None,
         largest_output=min(tool.max_response_bytes, context.limits.output),
     )

@@ -68,6 +68,8 @@ class ToolFacts(Model):
     timeout: timedelta
     absent_after: timedelta
     task_queue: str
+    rated: bool
+    """Whether it has a rate, and so a task queue of its own."""
     askable: bool
     """Whether it has a reconcile URL."""
     largest_output: int = INLINE.output

@@ -80,7 +80,10 @@ _BATCH_BYTES: Final = 2 * 1024 * 1024
 _CARRIED_BYTES: Final = 384 * 1024
 """What of the outputs goes along when a run continues as new; with a specification of 1 MiB it has to fit into 2."""
 _AT_ONCE: Final = 100
-"""How many calls are made within one workflow task, before others: signals and queries come between tasks alone."""
+"""How many calls are made within one workflow task; the next one is an activity, which ends it: signals and queries
+come between tasks alone."""
+_BREATH: Final = timedelta(seconds=1)
+"""How soon the next task comes at the latest, if that activity takes longer."""
 _DRAINED_WITHIN: Final = timedelta(seconds=10)
 """How long calls in flight are waited for before a run continues as new; later ones go on as workflows of their own."""
 _SIGNALLED_AT_ONCE: Final = 200
@@ -107,7 +110,7 @@ class Run:
         self._status = RunStatus.RUNNING
         self._calls: dict[str, workflow.ActivityHandle[Any]] = {}
         self._at_once: set[str] = set()
-        self._taken_at_once = 0
+        self._begun_at_once = 0
         self._children: dict[str, NodeHandle] = {}
         self._starting: set[str] = set()
         self._attached: dict[str, asyncio.Event] = {}
@@ -208,7 +211,7 @@ class Run:
                 and self._graph.running < self._spec.max_parallel
                 and batch < _BATCH_BYTES
                 and self._large_at_once() < self._limits.at_once
-                and self._taken_at_once < _AT_ONCE
+                and self._begun_at_once <= _AT_ONCE
                 and (name := self._graph.next_ready()) is not None
             ):
                 await self._fetch(self._graph.to_fetch(name))
@@ -218,25 +221,27 @@ class Run:
                 batch += size + revocations
                 operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
                 self._graph.start(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
-                if self._is_fast(node) and node.tool.task_queue == workflow.info().task_queue:
-                    # A tool with a rate is called on its own queue.
-                    self._at_once.add(name)
-                    self._taken_at_once += 1
+                if self._is_fast(node) and not node.tool.rated:
+                    self._begun_at_once += 1
+                    if self._begun_at_once <= _AT_ONCE:
+                        self._at_once.add(name)
                 self._begin_driving(name, node)
             self._show(self._graph.status)
-            ends_task = not self._at_once
-            if batch >= _BATCH_BYTES or (ends_task and self._taken_at_once >= _AT_ONCE):
+            if batch >= _BATCH_BYTES:
                 # The rest in another workflow task.
                 await workflow.sleep(timedelta(milliseconds=1))
-                self._taken_at_once = 0
                 continue
-            if ends_task:
-                self._taken_at_once = 0
             if self._is_long():
                 await self._continue_as_new()
             else:
                 self._progressed = False
-                await workflow.wait_condition(lambda: self._progressed)
+                breath = None
+                if not self._at_once:
+                    # Nothing is awaited but what comes with another workflow task.
+                    breath = _BREATH if self._begun_at_once > _AT_ONCE else None
+                    self._begun_at_once = 0
+                with contextlib.suppress(TimeoutError):
+                    await workflow.wait_condition(lambda: self._progressed, timeout=breath)
             if self._bug is not None:
                 raise self._bug
 

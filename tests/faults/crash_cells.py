@@ -219,19 +219,40 @@ _CELLS: Final[list[Cell]] = [
     ),
 ]
 
-_OF_THE_RUN: Final = _SUCCEEDED | _FAILED | _RENEWED | _CANCELLED
+_OF_THE_RUN: Final = {"ledger.claim", "ledger.succeed", "ledger.fail", *_RENEWED, *_CANCELLED, "activity.admit"}
+_AT_ONCE: Final = {"activity.call_at_once", "wire.call_at_once.before-send", "wire.call_at_once.sent"}
+_AT_ONCE_ANSWERED: Final = {"wire.call_at_once.headers", "wire.call_at_once.body"}
+_CALLED_BY_ITS_NODE: Final = {"activity.call_tool", "wire.call_tool"}
 
 
 def _fast(cell: Cell) -> Cell:
     """The same with the first attempt in the run itself: what comes after it is a node's workflow again."""
+    first = cell.steps[0]
+    passes = (cell.passes & _OF_THE_RUN) | _AT_ONCE
+    if "fault" not in first and cell.passes >= _ANSWERED:
+        passes |= _AT_ONCE_ANSWERED
+    if first.get("fault") == "hang" or "delay" in first:
+        # An activity takes up what takes longer.
+        passes |= {"activity.call_tool"}
+    if cell.name in _CALLED_AGAIN:
+        passes |= _CALLED_BY_ITS_NODE
     return replace(
         cell,
         name=f"fast-{cell.name}",
         mode="fast",
-        passes=cell.passes & _OF_THE_RUN,
+        passes=passes,
         activations={"Run": 2 if cell.steps == OUTCOMES["success"] else 3},
     )
 
+
+_CALLED_AGAIN: Final = {
+    *(f"{kind}-limited" for kind in KINDS),
+    *(f"{kind}-hung" for kind in ("read", "key", "key-asked")),
+    "read-broken",
+    "absent",
+    "redriven",
+}
+"""The cells whose second call is answered as it should be."""
 
 CELLS: Final = [*_CELLS, *map(_fast, _CELLS)]
 

@@ -60,7 +60,7 @@ EXCLUDED: Final[Mapping[str, str]] = {
 }
 """What an interface has besides, and why it is no point."""
 
-SENDERS: Final = ("call_tool", "reconcile")
+SENDERS: Final = ("call_tool", "call_at_once", "reconcile")
 """The activities that send requests to tools."""
 
 QUESTIONS: Final = ("run_gone", "check", "dead_letter_gone", "node_gone")

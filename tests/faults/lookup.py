@@ -38,10 +38,10 @@ async def node_result(bench: Bench, run: WorkflowHandle[Any, Any], node: str) ->
         return result
     operation_id = OperationId(run_id=run.id, node_id=node, logical_attempt=1)
     async for event in run.fetch_history_events():
-        result = event.activity_task_completed_event_attributes.result
+        payloads = event.activity_task_completed_event_attributes.result.payloads
         if event.HasField("marker_recorded_event_attributes"):
-            result = event.marker_recorded_event_attributes.details["result"]
-        answers = await DATA_CONVERTER.decode(result.payloads)
+            payloads = event.marker_recorded_event_attributes.details["result"].payloads
+        answers = await DATA_CONVERTER.decode(payloads)
         if answers and isinstance(answers[0], dict) and answers[0].get("operation_id") == str(operation_id):
             return {**answers[0], "idempotency_key": operation_id.idempotency_key}
     raise AssertionError(f"{operation_id} has no result")

@@ -34,7 +34,7 @@ def test_every_cell_passes_only_points_that_there_are() -> None:
 def test_the_points_cover_the_products_interfaces(place: Place) -> None:
     members = {
         Place.LEDGER: {name for name, _ in inspect.getmembers(Ledger, inspect.isfunction) if not name.startswith("_")},
-        Place.WIRE: {"call_tool", "reconcile"},
+        Place.WIRE: {"call_tool", "call_at_once", "reconcile"},
         Place.QUESTION: set(QUESTIONS),
         Place.ACTIVITY: set(stubs.__all__),
         Place.TASK: {workflow.__name__ for workflow in WORKFLOWS},

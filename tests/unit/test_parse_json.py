@@ -124,6 +124,7 @@ def carriers(value: Json) -> list[tuple[Any, Any]]:
         timeout=60,  # type: ignore[arg-type]  # seconds will do
         absent_after=60,  # type: ignore[arg-type]
         task_queue="q",
+        rated=False,
         askable=False,
     )
     node = NodeInput(
