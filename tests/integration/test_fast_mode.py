@@ -4,11 +4,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.identity import node_workflow_id
-from tests.faults.lookup import dispatched, operation
+from contracts.runs import NodeStatus
+from tests.faults.lookup import dispatched, node_result, operation
 from tests.integration.temporal_cli import TemporalCli
 from tests.integration.test_run_graph import GATED, failed_result, node, ref
 from tests.lab import Bench
@@ -188,3 +190,73 @@ async def test_a_failed_fast_run_names_its_nodes(bench: Bench) -> None:
         await bench.decide(run, "a", "discard")
         details = await failed_result(run)
     assert details["counts"] == {"SUCCEEDED": 1, "DISCARDED": 1, "SKIPPED": 1}
+
+
+async def events(run: Run, kind: EventType.ValueType) -> int:
+    """How many events of a kind a run has."""
+    return sum([event.event_type == kind async for event in run.fetch_history_events()])
+
+
+async def test_a_call_that_is_answered_at_once_costs_the_server_no_task_of_its_own(bench: Bench) -> None:
+    await bench.tool("pay", [{}])
+    async with bench.worker():
+        run = await start(bench, *(node(f"n{number}", "pay") for number in range(20)))
+        assert (await run.result())["counts"] == {"SUCCEEDED": 20}
+    assert await events(run, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED) == 0
+
+
+async def test_a_call_that_takes_longer_goes_on_as_an_activity_and_is_not_repeated(bench: Bench) -> None:
+    gate = bench.unique("gate")
+    await bench.tool("slow", [{"gate": gate, "body": {"id": "s-1"}}], timeout=GATED)
+    async with bench.worker():
+        run = await start(bench, node("a", "slow"))
+        await dispatched(bench, run, "a")
+        assert str((await bench.status(run)).nodes["a"].status) == "RUNNING"
+        await bench.tools.open_gate(gate)
+        assert (await run.result())["outputs"] == {"a": {"id": "s-1"}}
+        assert not await promoted(bench, run, "a")
+        assert (await node_result(bench, run, "a"))["source"] == "EXECUTED"
+    assert len(await bench.tools.calls(bench.unique("slow"))) == 1
+
+
+async def test_an_output_too_large_for_a_workflow_task_is_brought_by_an_activity(bench: Bench) -> None:
+    body = {"text": "x" * 100_000}
+    await bench.tool("read", [{"body": body}])
+    async with bench.worker():
+        run = await start(bench, node("a", "read"))
+        assert (await run.result())["outputs"] == {"a": body}
+        assert (await node_result(bench, run, "a"))["source"] == "EXECUTED"
+    assert len(await bench.tools.calls(bench.unique("read"))) == 1
+    assert await events(run, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED) == 1
+
+
+async def test_a_busy_run_of_fast_nodes_answers_in_between(bench: Bench) -> None:
+    """Signals and queries reach a run between its workflow tasks alone."""
+    nodes = 350
+    await bench.tool("pay", [{}])
+    async with bench.worker():
+        run = await start(bench, *(node(f"n{number}", "pay") for number in range(nodes)))
+
+        async def partly() -> bool:
+            counts = (await bench.status(run)).counts
+            return 0 < counts.get(NodeStatus.SUCCEEDED, 0) < nodes
+
+        await eventually(partly, "an answer while some of the nodes are done")
+        assert (await run.result())["counts"] == {"SUCCEEDED": nodes}
+
+
+async def test_a_slow_tool_does_not_hold_up_the_other_nodes_of_a_fast_run(bench: Bench) -> None:
+    """Not even where its call is the one that ends a workflow task."""
+    gate = bench.unique("gate")
+    await bench.tool("slow", [{"gate": gate}], timeout=GATED)
+    await bench.tool("quick", [{}])
+    quick = [node(f"n{number}", "quick") for number in range(250)]
+    async with bench.worker():
+        run = await start(bench, *quick[:100], node("slow", "slow"), *quick[100:], max_parallel=500)
+
+        async def others() -> bool:
+            return (await bench.status(run)).counts.get(NodeStatus.SUCCEEDED, 0) == len(quick)
+
+        await eventually(others, "the end of all other nodes")
+        await bench.tools.open_gate(gate)
+        assert (await run.result())["counts"] == {"SUCCEEDED": len(quick) + 1}
