@@ -105,8 +105,8 @@ class CallTool:
         the call up; elsewhere, the ledger tells what became of it.
         """
         tool = self._context.catalog.get(dispatch.tool)
-        if tool is None or tool.fingerprint != dispatch.fingerprint:
-            # Another worker may have it: the run's own tasks all come to this one.
+        if tool is None or tool.fingerprint != dispatch.fingerprint or activity.is_worker_shutdown():
+            # For another worker; the run's own tasks all come to this one.
             return None
         entry = self._begin(dispatch)
         if await entry.ended(_AT_ONCE_SECONDS):
@@ -135,9 +135,9 @@ class CallTool:
 
     def _done(self, work: "asyncio.Task[CallResult]") -> None:
         self._under_way.discard(work)
-        if not work.cancelled():
-            # Looked at, so that asyncio does not complain where nobody waits for it: the ledger has it.
-            work.exception()
+        # What the ledger has is not missed where nobody waits for it; a bug would be.
+        if not work.cancelled() and not isinstance(error := work.exception(), ApplicationError | None):
+            activity.logger.error("a call has failed unexpectedly", exc_info=error)
 
     def _leave(self, entry: "_Entry") -> None:
         if entry.waits:
@@ -167,22 +167,17 @@ class _Gate:
 
     def __init__(self, tool: Tool) -> None:
         self.slots = asyncio.Semaphore(tool.concurrency)
-        self._interval = 1 / tool.rate_per_second if tool.rate_per_second is not None else 0.0
-        self._next = asyncio.Lock()
+        self.interval = timedelta(seconds=1 / tool.rate_per_second) if tool.rate_per_second is not None else None
         self._free_at = 0.0
-
-    @property
-    def interval(self) -> timedelta | None:
-        """How far apart the calls have to be, in whatever process; None: the tool has no rate."""
-        return timedelta(seconds=self._interval) if self._interval else None
 
     async def turn(self, wait: timedelta) -> None:
         """Lets so much time pass; and more, if this process is busy and wakes all at once whose time has come."""
         await asyncio.sleep(wait.total_seconds())
-        if self._interval:
-            async with self._next:
-                await asyncio.sleep(self._free_at - boot_seconds())
-                self._free_at = boot_seconds() + self._interval
+        if self.interval is not None:
+            now = boot_seconds()
+            start = max(self._free_at, now)
+            self._free_at = start + self.interval.total_seconds()
+            await asyncio.sleep(start - now)
 
 
 class _Entry:
@@ -197,9 +192,13 @@ class _Entry:
         self._since_delivered = boot_seconds()
         info = activity.info()
         self._local = info.is_local
-        self._delivered_at = dispatch.made_at or info.started_time
-        self._scheduled_at = dispatch.made_at or info.current_attempt_scheduled_time
-        self._time = info.start_to_close_timeout or timedelta(0)
+        self._delivered_at = info.started_time
+        self._scheduled_at = info.current_attempt_scheduled_time
+        if dispatch.made_at is not None:
+            # Its own times are this worker's: only how far they are apart counts.
+            self._scheduled_at = dispatch.made_at
+            self._delivered_at = dispatch.made_at + max(info.started_time - info.scheduled_time, timedelta(0))
+        self._commit_until = self._delivered_at + (info.start_to_close_timeout or timedelta(0)) - _LAST_COMMIT
         details = info.heartbeat_details
         self._attempted = details[0] if details and isinstance(details[0], int) else 0
         self._attempted_before = self._attempted
@@ -212,8 +211,13 @@ class _Entry:
         self.work = asyncio.create_task(self._perform())
 
     def performs(self, dispatch: Dispatch) -> bool:
-        """Whether this is the same work; a run that was reset may want other than it did."""
-        return dispatch.model_copy(update={"made_at": None}) == self._dispatch.model_copy(update={"made_at": None})
+        """Whether this is the same work, though made out anew by a workflow task that was lost."""
+        return (dispatch.operation, dispatch.fingerprint, dispatch.input, dispatch.approval) == (
+            self._operation,
+            self._dispatch.fingerprint,
+            self._dispatch.input,
+            self._dispatch.approval,
+        )
 
     async def ended(self, within: float | None = None) -> bool:
         """Waits for the end of the work, at most so many seconds; a cancel meanwhile calls off what is not yet sent."""
@@ -294,11 +298,15 @@ class _Entry:
                 return self._moved(answer, tool)
             case Busy(floor=True):
                 raise self._error(_LEFT_ALONE, 0, final=False, delay=answer.remaining)
+            case Busy() if self._dispatch.first_attempt:
+                # The run's own call goes on in another process; its lease runs as long as it takes.
+                self._attempted = self._delivery.attempt - 1
+                raise self._no_attempt(Category.TRANSIENT, Code.BUSY, _AT_WORK, timedelta(seconds=1))
             case Busy():
                 raise self._no_attempt(
                     Category.TRANSIENT,
                     Code.BUSY,
-                    "another delivery is at work on this operation",
+                    _AT_WORK,
                     answer.remaining,
                 )
             case Paused():
@@ -488,12 +496,11 @@ class _Entry:
 
     async def _commit(self, work: Callable[[], Awaitable[bool]]) -> bool:
         """Commits what came of a call; the answer is kept until the ledger is back, or the activity's time is up."""
-        until = self._delivered_at + self._time - _LAST_COMMIT
         while True:
             try:
                 return await work()
             except LedgerUnavailableError as error:
-                if self._now() >= until:
+                if self._now() >= self._commit_until:
                     raise self._no_attempt(*_away(error)) from None
                 activity.logger.warning("the ledger is away; the answer of %s is kept: %s", self._operation, error)
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
@@ -587,6 +594,8 @@ class _Entry:
 
 
 _FENCED: Final = "this delivery had been given up when it came back; what it brought changes nothing"
+
+_AT_WORK: Final = "another delivery is at work on this operation"
 
 _LEFT_ALONE: Final = Outcome(
     category=Category.RATE_LIMITED,

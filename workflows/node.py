@@ -149,6 +149,9 @@ class Node:
                 result = read_answer(await self._perform(), self._node.run_id, self._node.node_id)
             except ActivityError as error:
                 outcome = await self._failed(functools.partial(failure_of, error))
+            except asyncio.CancelledError:
+                # Called off in the very moment of its answer, which is lost by that, but not to the ledger.
+                continue
             else:
                 outcome = await (self._answered(result) if result is not None else self._failed(made_by_hand))
         return outcome

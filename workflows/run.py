@@ -79,6 +79,8 @@ _BATCH_BYTES: Final = 2 * 1024 * 1024
 """What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
 _CARRIED_BYTES: Final = 384 * 1024
 """What of the outputs goes along when a run continues as new; with a specification of 1 MiB it has to fit into 2."""
+_FIRST_TASK: Final = 3
+"""Events of a history at its first workflow task: that the workflow was started, its task scheduled, and begun."""
 _AT_ONCE: Final = 100
 """How many calls are made within one workflow task; the next one is an activity, which ends it: signals and queries
 come between tasks alone."""
@@ -110,7 +112,11 @@ class Run:
         self._status = RunStatus.RUNNING
         self._calls: dict[str, workflow.ActivityHandle[Any]] = {}
         self._at_once: set[str] = set()
-        self._begun_at_once = 0
+        # Only the first task of an execution has so few events before it, and then nothing was lost of this one.
+        self._is_first_task = workflow.info().get_current_history_length() <= _FIRST_TASK
+        self._begin_task()
+        if not self._is_first_task:
+            self._committed_at = workflow.info().start_time
         self._children: dict[str, NodeHandle] = {}
         self._starting: set[str] = set()
         self._attached: dict[str, asyncio.Event] = {}
@@ -121,7 +127,7 @@ class Run:
         self._revoked: dict[str, Revocation] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelling = False
-        self._uncertain: set[str] = set()
+        self._uncertain: set[str] | None = None
         self._progressed = False
         self._bug: BaseException | None = None
         self._continues = workflow.info().continued_run_id is not None and len(payloads) == 2
@@ -144,6 +150,7 @@ class Run:
                 await self._admit()
             except (asyncio.CancelledError, ActivityError) as error:
                 if is_cancelled_exception(error):
+                    await self._cancel_unadmitted()
                     self._show(RunStatus.CANCELLED)
                 raise
         workflow.upsert_search_attributes([RUN_ID.value_set(self._run_id), STATUS.value_set(self._status)])
@@ -202,48 +209,71 @@ class Run:
         self._spec = RunSpec.model_validate(self._payloads[0])
         self._graph = Graph(self._spec.nodes)
 
+    async def _cancel_unadmitted(self) -> None:
+        """A task that was lost may have begun with calls: what of them is uncertain is not left behind."""
+        if self._is_first_task:
+            return
+        with contextlib.suppress(ApplicationError):
+            await self._admit()
+            await self._cancel()
+
     async def _execute(self) -> None:
         while not self._graph.finished:
-            batch = 0
             revocations = json_size([revocation.model_dump(mode="json") for revocation in self._revoked.values()])
             while (
                 not self._is_long()
                 and self._graph.running < self._spec.max_parallel
-                and batch < _BATCH_BYTES
+                and self._batch < _BATCH_BYTES
                 and self._large_at_once() < self._limits.at_once
-                and self._begun_at_once <= _AT_ONCE
+                and self._left_at_once >= 0
                 and (name := self._graph.next_ready()) is not None
             ):
                 await self._fetch(self._graph.to_fetch(name))
-                node = self._node_input(name, workflow.now())
+                at_once = self._may_call_at_once(name)
+                node = self._node_input(name, self._committed_at if at_once else workflow.now())
                 size = json_size(node.input)
                 self._taken += size
-                batch += size + revocations
+                self._batch += size + revocations
                 operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
                 self._graph.start(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
-                if self._is_fast(node) and not node.tool.rated:
-                    self._begun_at_once += 1
-                    if self._begun_at_once <= _AT_ONCE:
-                        self._at_once.add(name)
-                self._begin_driving(name, node)
+                self._begin_driving(name, node, at_once)
             self._show(self._graph.status)
-            if batch >= _BATCH_BYTES:
-                # The rest in another workflow task.
-                await workflow.sleep(timedelta(milliseconds=1))
-                continue
+            breath = None
+            if not self._at_once:
+                # All that is awaited comes with another workflow task.
+                if self._batch >= _BATCH_BYTES:
+                    breath = timedelta(milliseconds=1)
+                elif self._left_at_once < 0:
+                    breath = _BREATH
+                self._begin_task()
             if self._is_long():
                 await self._continue_as_new()
             else:
                 self._progressed = False
-                breath = None
-                if not self._at_once:
-                    # Nothing is awaited but what comes with another workflow task.
-                    breath = _BREATH if self._begun_at_once > _AT_ONCE else None
-                    self._begun_at_once = 0
                 with contextlib.suppress(TimeoutError):
                     await workflow.wait_condition(lambda: self._progressed, timeout=breath)
             if self._bug is not None:
                 raise self._bug
+
+    def _begin_task(self) -> None:
+        self._committed_at = workflow.now()
+        self._task_began: datetime | None = None
+        self._batch = 0
+        self._left_at_once = _AT_ONCE
+
+    def _may_call_at_once(self, name: str) -> bool:
+        """Whether a node's first attempt is made within this workflow task; what is not, ends it.
+
+        A task is bounded by time as well, which passes in it by the calls that were made.
+        """
+        node = self._graph.spec(name)
+        if self._spec.node_mode != "fast" or self._tools[node.tool].rated:
+            return False
+        self._task_began = self._task_began or workflow.now()
+        self._left_at_once -= 1
+        if workflow.now() - self._task_began >= _BREATH:
+            self._left_at_once = -1
+        return self._left_at_once >= 0
 
     def _is_long(self) -> bool:
         """Whether to go on in another execution; Temporal counts a payload that is kept elsewhere as its reference."""
@@ -267,7 +297,7 @@ class Run:
         workflow, which the ledger tells what became of it.
         """
         with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(lambda: not (self._calls or self._at_once), timeout=_DRAINED_WITHIN)
+            await workflow.wait_condition(lambda: not self._calls, timeout=_DRAINED_WITHIN)
         # A child whose start is under way would be nobody's.
         await workflow.wait_condition(lambda: not self._starting and workflow.all_handlers_finished())
         if self._graph.finished or self._bug is not None:
@@ -312,7 +342,9 @@ class Run:
             summary="outputs that the run does not carry along",
         )
 
-    def _begin_driving(self, name: str, node: NodeInput | None) -> None:
+    def _begin_driving(self, name: str, node: NodeInput | None, at_once: bool = False) -> None:
+        if at_once:
+            self._at_once.add(name)
         self._running[name] = asyncio.create_task(self._drive(name, node))
         self._running[name].add_done_callback(self._noticed)
 
@@ -372,7 +404,9 @@ class Run:
                 await self._fetch(self._graph.to_fetch(name))
                 # It was begun at some time since.
                 node = self._node_input(name, self._admitted_at)
-        elif self._is_fast(node):
+        elif (
+            self._spec.node_mode == "fast" and node.refusal is None and not (self._is_revoked(node) or self._cancelling)
+        ):
             report, node = await self._attempt(node)
         self._at_once.discard(name)
         while report is None:
@@ -430,7 +464,7 @@ class Run:
                 not_before = answer.next_eligible_at
             case ErrorInfo():
                 failure = answer
-            case None | CallResult(end=NodeEnd.CANCELLED) if self._cancelling and name not in self._uncertain:
+            case None | CallResult(end=NodeEnd.CANCELLED) if await self._ends_cancelled(name):
                 return NodeReport(node_id=name, status=NodeStatus.CANCELLED), node
             case _:
                 pass
@@ -442,32 +476,41 @@ class Run:
     ) -> CallResult | FailureDetails | ErrorInfo | None:
         """What came of a first attempt; None: nothing, or nobody knows."""
         name = node.node_id
-        if name in self._at_once:
-            answer = await self._call_at_once(dispatch, node.tool)
-            if answer is not None or self._is_revoked(node):
-                return answer
-        call = self._calls[name] = start_call(dispatch, node.tool, name, FIRST_CALL_RETRY, self._priority)
-        if self._cancelling:
-            call.cancel()
         try:
+            if name in self._at_once:
+                answer = await self._call_at_once(dispatch, node.tool)
+                if answer is not None or self._is_revoked(node):
+                    return answer
+            if self._cancelling:
+                # From then on nothing new is sent: the ledger only tells what has been.
+                await workflow.wait_condition(lambda: self._uncertain is not None)
+            call = self._calls[name] = start_call(dispatch, node.tool, name, FIRST_CALL_RETRY, self._priority)
             return read_answer(await call, self._run_id, name) or made_by_hand()
         except ActivityError as error:
             return failure_details(error) or failed_by_hand(error)
+        except asyncio.CancelledError:
+            # Called off in the very moment of its answer, which is lost by that.
+            return None
         finally:
-            del self._calls[name]
+            self._calls.pop(name, None)
 
     async def _call_at_once(self, dispatch: Dispatch, tool: ToolFacts) -> CallResult | FailureDetails | None:
+        call = self._calls[dispatch.node_id] = call_at_once(dispatch, tool, dispatch.node_id)
         try:
-            return await call_at_once(dispatch, tool, dispatch.node_id)
-        except FailureError:
-            # Its worker was too busy: it is as unknown what came of it as if it had been lost.
+            return await call
+        except (FailureError, asyncio.CancelledError):
+            # It was called off, or its worker too busy: as unknown as if that had been lost.
             return None
         finally:
             self._at_once.discard(dispatch.node_id)
             self._progressed = True
 
-    def _is_fast(self, node: NodeInput) -> bool:
-        return self._spec.node_mode == "fast" and node.refusal is None and not self._is_revoked(node)
+    async def _ends_cancelled(self, name: str) -> bool:
+        """Whether a node ends with its run, which is cancelled: as the ledger says, nothing of it is uncertain."""
+        if not self._cancelling:
+            return False
+        await workflow.wait_condition(lambda: self._uncertain is not None)
+        return self._uncertain is not None and name not in self._uncertain
 
     def _is_revoked(self, node: NodeInput) -> bool:
         return node.approval is not None and node.approval.id in self._revoked
@@ -556,6 +599,7 @@ class Run:
         self._cancelling = True
         names = self._graph.open_nodes()
         self._graph.give_up(NodeStatus.CANCELLED)
+        uncertain: list[str] = []
         if names:
             uncertain = await workflow.execute_activity(
                 stubs.cancel_nodes,
@@ -564,7 +608,13 @@ class Run:
                 retry_policy=PATIENT_RETRY,
                 summary=f"no more calls for {len(names)} nodes",
             )
-            self._uncertain.update(uncertain)
+        self._uncertain = set(uncertain)
+        for name in uncertain:
+            if name not in self._running:
+                # Begun by a workflow task that was lost: its workflow settles it.
+                operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
+                self._graph.change(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+                self._begin_driving(name, self._node_input(name, self._admitted_at))
         for work in [*self._calls.values(), *self._children.values()]:
             work.cancel()
         await self._to_each(sorted(self._attached), self._cancel_node)

@@ -22,6 +22,7 @@ _PROBING: Final = timedelta(seconds=1)
 """In how long the others ask again while a probe is under way; most have an end by then."""
 _TURN_WITHIN: Final = timedelta(seconds=5)
 """How long a delivery waits for its turn at most; a queue longer than that waits in Temporal."""
+_ROUNDING: Final = 0.001
 
 
 class Pauses:
@@ -79,6 +80,7 @@ class Pauses:
             interval=interval,
             after_now=now + interval,
             latest=latest,
+            beyond=latest + interval + _ROUNDING,
         )
         if turn is None:
             free_at = self._sql.turn(connection, tool=request.tool)["free_at"]

@@ -155,12 +155,12 @@ WHERE tool = (SELECT tool FROM operation WHERE operation_id = :operation_id)
     AND (until IS NULL OR (probe = :operation_id AND probe_epoch = :epoch));
 
 -- name: take_turn^
--- If it is not too far off; the first of all calls begins at once.
+-- If it is not too far off; the first of all calls begins at once. What is beyond any turn is of a clock that was set back.
 INSERT INTO tool_turn (tool, boot, free_at) VALUES (:tool, :boot, :after_now)
 ON CONFLICT (tool) DO UPDATE
 SET boot = :boot,
-    free_at = CASE WHEN tool_turn.boot = :boot AND tool_turn.free_at > :now THEN tool_turn.free_at + :interval ELSE :after_now END
-WHERE tool_turn.boot <> :boot OR tool_turn.free_at <= :latest
+    free_at = CASE WHEN tool_turn.boot = :boot AND tool_turn.free_at BETWEEN :now AND :latest THEN tool_turn.free_at + :interval ELSE :after_now END
+WHERE tool_turn.boot <> :boot OR tool_turn.free_at <= :latest OR tool_turn.free_at > :beyond
 RETURNING free_at;
 
 -- name: turn^

@@ -4,6 +4,7 @@ Everything here is synchronous and runs inside one transaction that its caller o
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -203,7 +204,9 @@ class Store(Decisions):
             until=moment.seconds + self._lease.total_seconds(),
         )
         if renewed:
-            self._insert_attempt(connection, moment, request, attempt, epoch, code=None)
+            # What is called later can act later: horizons count from the call.
+            called = replace(moment, now=moment.now + wait, seconds=moment.seconds + wait.total_seconds())
+            self._insert_attempt(connection, called, request, attempt, epoch, code=None)
         return Granted(
             epoch=epoch,
             attempt=attempt,

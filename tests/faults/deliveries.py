@@ -51,7 +51,7 @@ class Consumer:
     def __init__(self, context: Context) -> None:
         self.heartbeat: int | None = None
         self.ledger = context.ledger
-        self._call_tool = CallTool(context).call_tool
+        self._calls = CallTool(context)
         self._reconcile = ReconcileOperation(context).reconcile
 
     @classmethod
@@ -94,7 +94,21 @@ class Consumer:
             start_to_close_timeout=timedelta(seconds=65),
             workflow_id=f"{work.run_id}/{work.node_id}",
         )
-        return await environment.run(self._call_tool, work)
+        return await environment.run(self._calls.call_tool, work)
+
+    async def deliver_at_once(self, work: Dispatch) -> CallResult | FailureDetails | None:
+        """Performs a first attempt as a run does, within its workflow task."""
+        environment = ActivityEnvironment()
+        environment.info = dataclasses.replace(
+            environment.info,
+            activity_type="call_at_once",
+            activity_id="call_tool",
+            is_local=True,
+            start_to_close_timeout=timedelta(seconds=65),
+            workflow_id=work.run_id,
+        )
+        first = work.model_copy(update={"first_attempt": True, "made_at": datetime.now(UTC)})
+        return await environment.run(self._calls.call_at_once, first)
 
     def _note(self, attempted: int) -> None:
         self.heartbeat = attempted

@@ -63,6 +63,42 @@ async def test_of_three_deliveries_at_once_one_owner_sends_and_the_others_are_tu
                 group.create_task(three_at_once(kind))
 
 
+async def test_a_first_attempt_made_by_two_workers_at_once_is_made_once_and_taken_up_where_it_goes_on(
+    bench: Bench,
+) -> None:
+    """As where a worker freezes within a workflow task: another has the task then, and makes the same attempt."""
+    await bench.tool("slow", [{"gate": bench.unique("gate")}])
+    async with Consumer.of(bench) as one, Consumer.of(bench) as other:
+        work = dispatch(bench, "slow").model_copy(update={"first_attempt": True})
+        assert await one.deliver_at_once(work) is None
+        assert await other.deliver_at_once(work) is None
+        now = datetime.now(UTC)
+        turned_away = await other.refused(work, scheduled=now)
+        assert (details(turned_away).code, turned_away.non_retryable) == ("busy", False)
+        await bench.tools.open_gate(bench.unique("gate"))
+        answer = await one.deliver(work, scheduled=now)
+        assert (answer.source, answer.attempt_count) == ("EXECUTED", 1)
+        again = await other.deliver(work, scheduled=now, attempt=2)
+        assert (again.source, again.output) == ("REPLAYED", answer.output)
+    assert len(await bench.tools.calls(bench.unique("slow"))) == 1
+
+
+async def test_a_first_attempt_that_waits_for_a_free_slot_is_left_to_the_server_and_not_made_behind_its_back(
+    bench: Bench,
+) -> None:
+    await bench.tool("slow", [{"gate": bench.unique("gate")}, {}], concurrency=1)
+    async with Consumer.of(bench) as consumer:
+        first, second = (dispatch(bench, "slow", f"{bench.name}-{number}") for number in (1, 2))
+        assert await consumer.deliver_at_once(first) is None
+        assert await consumer.deliver_at_once(second) is None
+        await bench.tools.open_gate(bench.unique("gate"))
+        assert (
+            await consumer.deliver(first.model_copy(update={"first_attempt": True}), scheduled=datetime.now(UTC))
+        ).end
+        assert await consumer.ledger.operation(str(second.operation)) is None
+    assert len(await bench.tools.calls(bench.unique("slow"))) == 1
+
+
 async def test_an_operation_that_succeeded_is_answered_and_not_called_however_often_it_comes(bench: Bench) -> None:
     for kind, settings in _KINDS.items():
         await bench.tool(kind, [{}], **settings)

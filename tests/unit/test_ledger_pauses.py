@@ -393,3 +393,17 @@ async def test_turns_of_before_a_restart_of_the_machine_are_over(backend: Backen
     assert [await waits(ledger, number) for number in range(3)] == pytest.approx([0, 0.1, 0.2])
     backend.clock.restart()
     assert await waits(ledger, 3) == 0
+
+
+async def test_a_clock_that_was_set_back_keeps_no_tool_waiting(backend: Backend, ledger: Ledger) -> None:
+    assert [await waits(ledger, number) for number in range(3)] == pytest.approx([0, 0.1, 0.2])
+    backend.clock.advance(-3600)
+    assert await waits(ledger, 3) == 0
+
+
+async def test_a_call_that_waits_for_its_turn_was_not_made_before_it(backend: Backend, ledger: Ledger) -> None:
+    """Whether "absent" can be believed counts from when the tool may have been called."""
+    assert [await waits(ledger, number, timedelta(seconds=4)) for number in range(2)] == [0, 4]
+    backend.clock.advance(10)
+    nodes = [await ledger.node("crowd", f"n{number}") for number in range(2)]
+    assert [node.since_last_send for node in nodes if node is not None] == [timedelta(seconds=10), timedelta(seconds=6)]
