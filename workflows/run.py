@@ -116,7 +116,7 @@ class Run:
         self._is_first_task = workflow.info().get_current_history_length() <= _FIRST_TASK
         self._begin_task()
         if not self._is_first_task:
-            self._committed_at = workflow.info().start_time
+            self._committed_at = workflow.info().workflow_start_time
         self._children: dict[str, NodeHandle] = {}
         self._starting: set[str] = set()
         self._attached: dict[str, asyncio.Event] = {}

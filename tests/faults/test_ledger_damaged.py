@@ -152,6 +152,23 @@ async def test_what_a_lost_ledger_knew_waits_for_people_and_is_never_sent_blindl
         assert len(await bench.tools.calls(bench.unique(tool))) == 1
 
 
+async def test_a_ledger_that_is_lost_with_its_worker_in_mid_call_is_missed(bench: Bench) -> None:
+    """Not even the workflow task may be left of it that has made the call."""
+    gate = bench.unique("never")
+    await bench.tool("blind", [{"gate": gate}], timeout="60s")
+    async with WorkerProcess.start(bench) as worker:
+        run = await bench.start({**NODE, "tool": "blind"})
+        await bench.tools.wait_for(bench.unique("blind"), calls=1)
+        await worker.kill()
+    _all_deleted(bench.folder / "ledger.db")
+    async with bench.worker():
+        entry = await bench.parked(run, "call")
+        assert (entry.error.category, entry.error.code) == ("UNKNOWN_SIDE_EFFECT", "ledger_lost")
+        assert (await bench.decide(run, "call", "resolve", output={"id": "found"})).outcome == "ACCEPTED"
+        assert (await run.result())["status"] == "SUCCEEDED"
+    assert len(await bench.tools.calls(bench.unique("blind"))) == 1
+
+
 async def test_a_copy_in_the_ledgers_place_is_not_written_beside_it(bench: Bench) -> None:
     path = bench.folder / "ledger.db"
     await add_tools(bench)
