@@ -127,7 +127,7 @@ class Run:
         self._revoked: dict[str, Revocation] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelling = False
-        self._uncertain: set[str] | None = None
+        self._unsettled: set[str] | None = None
         self._progressed = False
         self._bug: BaseException | None = None
         self._continues = workflow.info().continued_run_id is not None and len(payloads) == 2
@@ -483,7 +483,7 @@ class Run:
                     return answer
             if self._cancelling:
                 # From then on nothing new is sent: the ledger only tells what has been.
-                await workflow.wait_condition(lambda: self._uncertain is not None)
+                await workflow.wait_condition(lambda: self._unsettled is not None)
             call = self._calls[name] = start_call(dispatch, node.tool, name, FIRST_CALL_RETRY, self._priority)
             return read_answer(await call, self._run_id, name) or made_by_hand()
         except ActivityError as error:
@@ -506,11 +506,11 @@ class Run:
             self._progressed = True
 
     async def _ends_cancelled(self, name: str) -> bool:
-        """Whether a node ends with its run, which is cancelled: as the ledger says, nothing of it is uncertain."""
+        """Whether a node ends with its cancelled run: the ledger says that there is nothing to settle of it."""
         if not self._cancelling:
             return False
-        await workflow.wait_condition(lambda: self._uncertain is not None)
-        return self._uncertain is not None and name not in self._uncertain
+        await workflow.wait_condition(lambda: self._unsettled is not None)
+        return self._unsettled is not None and name not in self._unsettled
 
     def _is_revoked(self, node: NodeInput) -> bool:
         return node.approval is not None and node.approval.id in self._revoked
@@ -598,23 +598,24 @@ class Run:
         """Nothing new is sent; what is in flight is settled; then the run is over."""
         self._cancelling = True
         names = self._graph.open_nodes()
+        waiting = set(names) - self._running.keys()
         self._graph.give_up(NodeStatus.CANCELLED)
-        uncertain: list[str] = []
+        unsettled: list[str] = []
         if names:
-            uncertain = await workflow.execute_activity(
+            unsettled = await workflow.execute_activity(
                 stubs.cancel_nodes,
                 CancelRequest(run_id=self._run_id, node_ids=names),
                 start_to_close_timeout=COMMIT_TIMEOUT,
                 retry_policy=PATIENT_RETRY,
                 summary=f"no more calls for {len(names)} nodes",
             )
-        self._uncertain = set(uncertain)
-        for name in uncertain:
-            if name not in self._running:
-                # Begun by a workflow task that was lost: its workflow settles it.
-                operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
-                self._graph.change(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
-                self._begin_driving(name, self._node_input(name, self._admitted_at))
+        self._unsettled = set(unsettled)
+        lost = [name for name in unsettled if name in waiting] if self._spec.node_mode == "fast" else []
+        # Begun by a workflow task that was lost: their workflows settle them. More than that are an earlier run's.
+        for name in lost[: _AT_ONCE + 1]:
+            operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
+            self._graph.change(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+            self._begin_driving(name, self._node_input(name, self._admitted_at))
         for work in [*self._calls.values(), *self._children.values()]:
             work.cancel()
         await self._to_each(sorted(self._attached), self._cancel_node)

@@ -89,12 +89,12 @@ class Decisions(Reads):
     ) -> list[str]:
         """See `Ledger.cancel`."""
         at = to_text(moment.now) if for_good else None
-        for node_id in node_ids:
-            self._sql.cancel_node(connection, run_id=run_id, node_id=node_id, now=at, fence=to_text(fence))
         return [
             node_id
             for node_id in node_ids
-            if any(is_at_risk(attempt) for attempt in self._sql.attempts(connection, run_id=run_id, node_id=node_id))
+            # What has ended is not changed.
+            if not self._sql.cancel_node(connection, run_id=run_id, node_id=node_id, now=at, fence=to_text(fence))
+            or any(is_at_risk(attempt) for attempt in self._sql.attempts(connection, run_id=run_id, node_id=node_id))
         ]
 
     def _end_node(

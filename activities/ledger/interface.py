@@ -104,7 +104,8 @@ class Ledger(Protocol):
     async def cancel(self, run_id: str, node_ids: list[str], fence: datetime, *, for_good: bool = True) -> list[str]:
         """Marks nodes as cancelled; nothing new is sent for one, ever. What has ended stays as it is.
 
-        Answers those with an attempt whose effect nothing has settled, be it under way or not.
+        Answers those that have ended, and those with an attempt whose effect nothing has settled, be it under way or
+        not.
 
         Args:
             run_id: Their run.

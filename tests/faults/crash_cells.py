@@ -190,7 +190,7 @@ _CELLS: Final[list[Cell]] = [
     _cell(
         "cancelled",
         "blind",
-        [{"delay": 5}, {}],
+        [{"delay": 8}, {}],
         _SUCCEEDED | _RENEWED | _CANCELLED,
         cancelled=True,
         activations={"Run": 4, "Node": 3},
@@ -209,7 +209,7 @@ _CELLS: Final[list[Cell]] = [
     _cell(
         "cancelled-waiting",
         "blind",
-        [{"delay": 7}, {}],
+        [{"delay": 8}, {}],
         _SUCCEEDED | _CANCELLED | _GATHERED | {"ledger.age"},
         tool={"concurrency": 1},
         nodes=2,

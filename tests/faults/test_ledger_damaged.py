@@ -17,7 +17,7 @@ import pytest
 from temporalio.client import WorkflowHandle
 
 from contracts.dispatch import FailureDetails
-from tests.faults.lookup import last_failure, node_result, pending_call
+from tests.faults.lookup import dispatched, last_failure, node_result, pending_call
 from tests.lab import Bench
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
@@ -58,7 +58,7 @@ async def answer_kept(bench: Bench, worker: WorkerProcess, run: Run) -> None:
     """The answer comes, and the worker has it, and cannot commit it."""
     await bench.tools.open_gate(bench.unique("gate"))
     await eventually(lambda: "is kept" in worker.log, "an answer that cannot be committed")
-    assert await pending_call(bench, run, "call") is not None
+    await dispatched(bench, run, "call")
 
 
 async def went_on(bench: Bench, *runs: Run) -> None:
