@@ -20,7 +20,8 @@ from tests.integration.test_sweep import attached_to
 from tests.lab import Bench
 from tests.waiting import eventually
 
-MODES = pytest.mark.parametrize("mode", ["workflow", "fast"])
+MODES = pytest.mark.parametrize(("mode", "steps"), [("workflow", 25), ("fast", 150)])
+"""With how many steps a run is long: a hundred of a fast run's are one workflow task."""
 
 
 @pytest.fixture(scope="module")
@@ -55,22 +56,25 @@ async def called_once_each(bench: Bench, tool: str, times: int) -> None:
 
 
 @MODES
-async def test_a_run_goes_on_over_many_histories_and_each_node_is_called_once(long: Bench, mode: str) -> None:
+async def test_a_run_goes_on_over_many_histories_and_each_node_is_called_once(
+    long: Bench, mode: str, steps: int
+) -> None:
     await long.tool("step")
+    length = max(12, steps // 5)
     chains = [
         [node(f"c{chain}-0", "step")]
-        + [node(f"c{chain}-{n}", "step", {"of": ref(f"c{chain}-{n - 1}", "/id")}) for n in range(1, 12)]
+        + [node(f"c{chain}-{n}", "step", {"of": ref(f"c{chain}-{n - 1}", "/id")}) for n in range(1, length)]
         for chain in range(5)
     ]
     async with long.worker():
         run = await long.start(*(one for chain in chains for one in chain), node_mode=mode, max_parallel=4)
         result = await run.result()
-        assert result["counts"] == {"SUCCEEDED": 60}
-        assert set(result["outputs"]) == {f"c{chain}-11" for chain in range(5)}
+        assert result["counts"] == {"SUCCEEDED": 5 * length}
+        assert set(result["outputs"]) == {f"c{chain}-{length - 1}" for chain in range(5)}
         state = await long.status(run)
         await has_continued(long, run)
     assert {(str(one.status), one.attempt_count) for one in state.nodes.values()} == {("SUCCEEDED", 1)}
-    await called_once_each(long, "step", 60)
+    await called_once_each(long, "step", 5 * length)
     calls = {call.key: call for call in await long.tools.calls(long.unique("step"))}
     ids = {effect.key: effect.body["id"] for effect in await long.tools.effects(long.unique("step"))}
     assert {call.body.get("of") for call in calls.values()} - {None} <= set(ids.values())
@@ -78,7 +82,7 @@ async def test_a_run_goes_on_over_many_histories_and_each_node_is_called_once(lo
 
 @MODES
 async def test_a_node_that_waits_for_a_person_is_not_forgotten_by_the_executions_that_follow(
-    long: Bench, mode: str
+    long: Bench, mode: str, steps: int
 ) -> None:
     await long.tool("refused", [{"status": 403}, {"status": 403}, {"body": {"id": "late"}}])
     await long.tool("step")
@@ -87,7 +91,7 @@ async def test_a_node_that_waits_for_a_person_is_not_forgotten_by_the_executions
             node("again", "refused"),
             node("given-up", "refused", on_discard="continue"),
             node("next", "step", {"of": ref("again", "/id")}),
-            *(node(f"n{n}", "step", after=[f"n{n - 1}"] if n else []) for n in range(25)),
+            *(node(f"n{n}", "step", after=[f"n{n - 1}"] if n else []) for n in range(steps)),
             node_mode=mode,
             max_parallel=2,
         )
@@ -105,34 +109,36 @@ async def test_a_node_that_waits_for_a_person_is_not_forgotten_by_the_executions
         await long.decide(run, "given-up", "discard")
         await long.decide(run, "again", "redrive")
         result = await run.result()
-    assert result["counts"] == {"SUCCEEDED": 27, "DISCARDED": 1}
+    assert result["counts"] == {"SUCCEEDED": steps + 2, "DISCARDED": 1}
     (body,) = [call.body for call in await long.tools.calls(long.unique("step")) if call.body]
     assert body == {"of": "late"}
-    await called_once_each(long, "step", 26)
+    await called_once_each(long, "step", steps + 1)
 
 
 @MODES
-async def test_outputs_that_are_too_many_to_be_carried_are_read_back(long: Bench, mode: str) -> None:
+async def test_outputs_that_are_too_many_to_be_carried_are_read_back(long: Bench, mode: str, steps: int) -> None:
     await long.tool("large", [{"body": {"id": "x" * 100_000}}])
     await long.tool("step")
     async with long.worker():
         run = await long.start(
             *(node(f"large{n}", "large") for n in range(6)),
-            *(node(f"n{n}", "step", after=[f"n{n - 1}" if n else "large5"]) for n in range(20)),
-            *(node(f"use{n}", "step", {"of": ref(f"large{n}", "/id")}, after=["n19"]) for n in range(5)),
+            *(node(f"n{n}", "step", after=[f"n{n - 1}" if n else "large5"]) for n in range(steps)),
+            *(node(f"use{n}", "step", {"of": ref(f"large{n}", "/id")}, after=[f"n{steps - 1}"]) for n in range(5)),
             node_mode=mode,
             max_parallel=10,
         )
         result = await run.result()
         await has_continued(long, run)
-    assert result["counts"] == {"SUCCEEDED": 31}
+    assert result["counts"] == {"SUCCEEDED": steps + 11}
     used = [call.body["of"] for call in await long.tools.calls(long.unique("step")) if call.body]
     assert used == ["x" * 100_000] * 5
     await called_once_each(long, "large", 6)
 
 
 @MODES
-async def test_cancelling_reaches_the_nodes_that_an_earlier_execution_has_started(long: Bench, mode: str) -> None:
+async def test_cancelling_reaches_the_nodes_that_an_earlier_execution_has_started(
+    long: Bench, mode: str, steps: int
+) -> None:
     gate = long.unique("gate")
     await long.tool("refused", [{"status": 403}])
     await long.tool("held", [{"gate": gate}], timeout=GATED)
@@ -140,8 +146,8 @@ async def test_cancelling_reaches_the_nodes_that_an_earlier_execution_has_starte
     async with long.worker():
         run = await long.start(
             node("parked", "refused"),
-            *(node(f"n{n}", "step", after=[f"n{n - 1}"] if n else []) for n in range(25)),
-            node("last", "held", after=["n24"]),
+            *(node(f"n{n}", "step", after=[f"n{n - 1}"] if n else []) for n in range(steps)),
+            node("last", "held", after=[f"n{steps - 1}"]),
             node("never", "step", after=["last"]),
             node_mode=mode,
         )
@@ -160,7 +166,7 @@ async def test_cancelling_reaches_the_nodes_that_an_earlier_execution_has_starte
             await run.result()
         assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
         counts = (await long.status(run)).counts
-    assert counts == {NodeStatus.SUCCEEDED: 26, NodeStatus.CANCELLED: 2}
+    assert counts == {NodeStatus.SUCCEEDED: steps + 1, NodeStatus.CANCELLED: 2}
 
 
 async def test_a_node_that_an_operator_ends_is_started_again_by_an_execution_that_did_not_start_it(
