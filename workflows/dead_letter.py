@@ -1,6 +1,7 @@
 """``DeadLetter``: holds the evidence, tells people, and waits for their decision for as long as it takes."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -727,13 +728,15 @@ class DeadLetter:
             workflow.upsert_search_attributes([STATUS.value_set(entry.status)])
 
     async def _announce(self) -> None:
-        await workflow.execute_activity(
-            stubs.alert,
-            self._entry,
-            start_to_close_timeout=_ALERT_TIMEOUT,
-            retry_policy=_ALERT_RETRY,
-            summary="tell people",
-        )
+        # Decided before anybody could be told, or nobody is there to be told: the history shows that.
+        with contextlib.suppress(ActivityError):
+            await workflow.execute_activity(
+                stubs.alert,
+                self._entry,
+                start_to_close_timeout=_ALERT_TIMEOUT,
+                retry_policy=_ALERT_RETRY,
+                summary="tell people",
+            )
 
     async def _report(self, result: DeadLetterResult) -> None:
         while self._report_to:

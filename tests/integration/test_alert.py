@@ -1,8 +1,10 @@
 """The alert: one POST for each failure, repeated only as long as nobody took it, and never in anybody's way."""
 
+import gc
 import uuid
 from typing import Any
 
+import pytest
 import structlog.testing
 from temporalio.client import WorkflowHandle
 
@@ -96,6 +98,24 @@ async def test_a_webhook_that_does_not_answer_holds_nobody_up(bench: Bench) -> N
         assert (await run.result())["status"] == "SUCCEEDED"
         assert (await bench.dead_letter(run, "pay").result())["status"] == "REDRIVEN"
         await bench.tools.open_gate(gate)
+
+
+async def test_a_decision_that_comes_before_its_alert_is_taken_is_no_error(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    webhook = announce(bench)
+    await bench.tools.script(webhook, [{"gate": bench.unique("never")}])
+    await bench.tool("pay", [*REFUSED, {}])
+    async with bench.worker():
+        run = await bench.start({"id": "pay", "tool": "pay"})
+        await bench.parked(run, "pay")
+        await bench.tools.wait_for(webhook, calls=1)
+        assert (await bench.decide(run, "pay", "redrive")).outcome == "ACCEPTED"
+        assert (await run.result())["status"] == "SUCCEEDED"
+        await bench.tools.open_gate(bench.unique("never"))
+    gc.collect()
+    errors = [record.getMessage() for record in caplog.records if "never retrieved" in record.getMessage()]
+    assert not [error for error in errors if run.id in error]
 
 
 async def test_without_a_webhook_a_dead_letter_is_an_error_in_the_log(bench: Bench) -> None:
