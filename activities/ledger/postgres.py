@@ -48,6 +48,7 @@ _SERVER_LIMITS: Final = {"statement_timeout": "8s", "idle_in_transaction_session
 """What the server gives up by itself: a worker that froze in a transaction must not keep its node's lock."""
 _LOCK_SPACE: Final = 0x5EDB1E
 """Keeps our advisory locks apart from those of whoever else uses the database."""
+_MIGRATING: Final = threading.Lock()
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Connection = psycopg.Connection[DictRow]
@@ -220,7 +221,8 @@ def _migrate(conninfo: str) -> None:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=lambda: psycopg.connect(conninfo), poolclass=sqlalchemy.NullPool
     )
-    with engine.begin() as connection:
+    # Alembic's context is one for the whole process.
+    with _MIGRATING, engine.begin() as connection:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_SPACE})")
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")

@@ -84,7 +84,6 @@ async def _workflow(client: Client, workflow_id: str) -> dict[str, Any] | None:
 
 async def _calls_of(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
     """The first attempts that a fast run has made itself, and that succeeded, in the form of a node's workflow."""
-    scheduled: dict[int, str] = {}
     calls: dict[str, dict[str, Any]] = {}
     try:
         events = [event async for event in client.get_workflow_handle(run_id).fetch_history_events()]
@@ -93,11 +92,11 @@ async def _calls_of(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
             return {}
         raise
     for event in events:
-        if event.HasField("activity_task_scheduled_event_attributes"):
-            scheduled[event.event_id] = event.activity_task_scheduled_event_attributes.activity_id
-        elif event.HasField("activity_task_completed_event_attributes"):
-            completed = event.activity_task_completed_event_attributes
-            (answer,) = await client.data_converter.decode(completed.result.payloads)
+        # Made within a workflow task, or by an activity.
+        payloads = event.activity_task_completed_event_attributes.result.payloads
+        if event.HasField("marker_recorded_event_attributes"):
+            payloads = event.marker_recorded_event_attributes.details["result"].payloads
+        for answer in await client.data_converter.decode(payloads):
             if isinstance(answer, dict) and answer.get("end") == "SUCCEEDED":
                 operation = str(answer["operation_id"])
                 result = {
@@ -105,7 +104,7 @@ async def _calls_of(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
                     "source": answer["source"],
                     "idempotency_key": str(uuid.uuid5(_KEYS, operation)),
                 }
-                name = scheduled[completed.scheduled_event_id]
+                name = operation.removeprefix(f"{run_id}/").rpartition("/")[0]
                 calls[name] = {"status": "COMPLETED", "error": None, "result": result}
     return calls
 
