@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.documents import read_document, read_value
+from cli.documents import read_document, read_duration, read_value
 from cli.errors import REFUSED, UsageError
 from cli.evidence import render_entry, render_record, render_standing
 from cli.output import AsJson, console, failed, moment, note, print_json, say, table
 from cli.running import run_async
 from contracts.base import Json
 from contracts.dead_letters import REFUSALS, Action, DecisionOutcome, DecisionRecord, parse_decision
-from contracts.tools import parse_duration
 
 if TYPE_CHECKING:
     from workers.dead_letters import EntryId, Filter
@@ -131,10 +130,7 @@ def _filter(
 ) -> "Filter":
     from workers.dead_letters import Filter
 
-    try:
-        duration = parse_duration(since) if since is not None else None
-    except ValueError as error:
-        raise UsageError(f"--since: {error}") from error
+    duration = read_duration(since, "--since") if since is not None else None
     return Filter(
         tool=tool,
         category=category.upper() if category is not None else None,

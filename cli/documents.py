@@ -1,14 +1,28 @@
-"""JSON that a user gives: a file, ``-`` for standard input, or the JSON itself."""
+"""What a user gives: a duration; JSON as a file, as ``-`` for standard input, or itself."""
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 from cli.errors import UsageError
 from contracts.base import Json
+from contracts.tools import parse_duration
 
-__all__ = ["read_document", "read_json", "read_value"]
+__all__ = ["read_document", "read_duration", "read_json", "read_value"]
+
+
+def read_duration(text: str, option: str) -> timedelta:
+    """Reads a duration, such as ``30d``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def read_document(source: str, what: str) -> Json:

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from cli.documents import read_duration
 from cli.errors import CommandError, UsageError
 from cli.output import AsJson, console, moment, note, print_json, say, table
 from cli.running import run_async
 from contracts.failures import OperationState
 from contracts.identity import OperationId
-from contracts.tools import parse_duration
 
 __all__ = ["app"]
 
@@ -91,10 +91,7 @@ def prune(
 
     A run started again under a forgotten id is a new one: its tools are called again.
     """
-    try:
-        duration = parse_duration(older_than)
-    except ValueError as error:
-        raise UsageError(f"--older-than: {error}") from error
+    duration = read_duration(older_than, "--older-than")
 
     async def work() -> None:
         from workers.client import connect

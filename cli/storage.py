@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
+from cli.documents import read_duration
 from cli.errors import UsageError
 from cli.output import AsJson, note, print_json, say
 from cli.running import run_async
-from contracts.tools import parse_duration
 
 __all__ = ["app"]
 
@@ -31,10 +31,7 @@ def prune(
 
     As long as it knows a run, a node or a dead letter of it, open or closed, all of the run's payloads stay.
     """
-    try:
-        duration = parse_duration(older_than)
-    except ValueError as error:
-        raise UsageError(f"--older-than: {error}") from error
+    duration = read_duration(older_than, "--older-than")
 
     async def work() -> None:
         from workers.client import connect

@@ -234,8 +234,7 @@ class Run:
                 size = json_size(node.input)
                 self._taken += size
                 self._batch += size + revocations
-                operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
-                self._graph.start(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+                self._graph.start(name, self._at_work(name))
                 self._begin_driving(name, node, at_once)
             self._show(self._graph.status)
             breath = None
@@ -254,6 +253,10 @@ class Run:
                     await workflow.wait_condition(lambda: self._progressed, timeout=breath)
             if self._bug is not None:
                 raise self._bug
+
+    def _at_work(self, name: str) -> NodeState:
+        operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
+        return NodeState(status=NodeStatus.RUNNING, operation_id=str(operation))
 
     def _begin_task(self) -> None:
         self._committed_at = workflow.now()
@@ -613,8 +616,7 @@ class Run:
         lost = [name for name in unsettled if name in waiting] if self._spec.node_mode == "fast" else []
         # Begun by a workflow task that was lost: their workflows settle them. More than that are an earlier run's.
         for name in lost[: _AT_ONCE + 1]:
-            operation = OperationId(run_id=self._run_id, node_id=name, logical_attempt=1)
-            self._graph.change(name, NodeState(status=NodeStatus.RUNNING, operation_id=str(operation)))
+            self._graph.change(name, self._at_work(name))
             self._begin_driving(name, self._node_input(name, self._admitted_at))
         for work in [*self._calls.values(), *self._children.values()]:
             work.cancel()
