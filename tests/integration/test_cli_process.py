@@ -68,10 +68,10 @@ async def test_one_paused_workflow_hides_nothing(
             return {row.get("id", row["run_id"]): row["status"] for row in rows}
 
         async def both() -> bool:
-            return set((await listed("run")).values()) == {"PAUSED", "BLOCKED"}
+            entries = {f"{runs[0].id}/n": "PAUSED", f"{runs[1].id}/n": "AWAITING_DECISION"}
+            return set((await listed("run")).values()) == {"PAUSED", "BLOCKED"} and await listed("dlq") == entries
 
-        await eventually(both, "the runs to be listed, one of them as paused")
-        assert await listed("dlq") == {f"{runs[0].id}/n": "PAUSED", f"{runs[1].id}/n": "AWAITING_DECISION"}
+        await eventually(both, "runs and dead letters to be listed, one each of them as paused")
         shown = await redrive("run", "show", runs[1].id)
         assert "BLOCKED" in shown.ended(0).out
         again = await redrive("run", "cancel", runs[0].id)
