@@ -18,7 +18,7 @@ def canonical_json(value: Json) -> str:
     Raises:
         ValueError: a number that JSON does not have (NaN, Infinity).
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def content_hash(value: Json) -> str:
@@ -28,7 +28,7 @@ def content_hash(value: Json) -> str:
 
 def json_size(value: Json) -> int:
     """The bytes that a value takes as compact UTF-8 JSON, which is how it travels."""
-    return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return len(_COMPACT.encode(value).encode("utf-8", "surrogatepass"))
 
 
 def is_small(value: Json) -> bool:
@@ -47,6 +47,10 @@ def is_small(value: Json) -> bool:
             waiting += itertools.chain.from_iterable(itertools.islice(item.items(), _SMALL))
     return left >= 0
 
+
+# Kept: `json.dumps` would make one for each value.
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 _SMALL: Final = 500
 """Values, and pieces of text, in a small value."""

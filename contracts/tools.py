@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -377,7 +378,7 @@ class Tool(Model):
             return default
         return override.applied_to(default)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The hash of what changes what a call means; comments, order, limits and secrets' values do not."""
         meaning = self.model_dump(mode="json", include=_FINGERPRINTED)

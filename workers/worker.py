@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import structlog
 from temporalio.client import Client
 from temporalio.worker import Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.admit import Admit
 from activities.alert import Alert
@@ -32,6 +31,7 @@ from activities.secrets import Secrets
 from activities.sweep import Sweeping
 from contracts.tools import Catalog, Tool, load_catalog
 from workers.client import register_search_attributes
+from workers.runner import workflow_runner
 from workers.settings import Settings
 from workers.stopping import until_stopped
 from workers.storage import open_storage
@@ -44,13 +44,6 @@ __all__ = ["WORKFLOWS", "Wiring", "running_worker", "serve"]
 
 WORKFLOWS: Final[Sequence[type]] = (Run, Node, DeadLetter, Sweep)
 
-_SANDBOX: Final = SandboxedWorkflowRunner(
-    # Our modules hold no state. Importing them anew for each workflow costs a third of a worker's CPU, and most of an
-    # open workflow's memory. The replay tests run the same workflows under all of the sandbox's rules.
-    SandboxRestrictions.default.with_passthrough_modules(
-        "workflows", "contracts", "activities", "pydantic", "jsonpointer"
-    )
-)
 _HEARTBEAT_THROTTLE: Final = timedelta(seconds=3)
 """A lost worker is noticed after the heartbeat timeout (15 s), which the SDK's own throttle would starve."""
 _WORKFLOW_TASK_TIMEOUT: Final = 10
@@ -145,7 +138,7 @@ def _workers(client: Client, settings: Settings, context: Context, call_tool: Ca
         client,
         task_queue=settings.task_queue,
         workflows=WORKFLOWS,
-        workflow_runner=_SANDBOX,
+        workflow_runner=workflow_runner(client.data_converter),
         activities=[
             Admit(context).admit,
             call_tool.call_tool,
