@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
@@ -34,7 +35,7 @@ from activities.requests import body_and_url, call_headers, input_problems
 from activities.schedule import Again, Stop, next_step
 from activities.threads import look_into
 from contracts.canonical import content_hash, is_small, json_size
-from contracts.dispatch import CallResult, Dispatch, FailureDetails, NodeEnd
+from contracts.dispatch import CallResult, Dispatch, FailureDetails, MadeAtOnce, NodeEnd
 from contracts.failures import (
     MAX_DELIVERIES_WITHOUT_ATTEMPT,
     POLICIES,
@@ -57,8 +58,8 @@ _COMMIT_AGAIN_SECONDS: Final = 1.0
 _AT_ONCE_SECONDS: Final = 1.0
 _AT_ONCE_BYTES: Final = 8 * 1024
 """What is done at once, within a workflow task: the server takes 4 MiB for all the answers of one."""
-_KEPT_SECONDS: Final = 60.0
-"""How long the end of a call is kept for the activity that comes to take it up."""
+_KEPT: Final = 20
+"""How many ends of calls are kept for the activities that come to take them up; of others the ledger tells."""
 _PENDING_MESSAGE: Final = 1000
 """Bytes of a message while the call is pending. Of a failure above 4 KB, with its causes and details, the server shows
 nothing at all (``limit.mutableStateActivityFailureSize.error``); the ledger has the whole of it."""
@@ -73,7 +74,8 @@ class CallTool:
         self._context = context
         self._gates = {tool.name: _Gate(tool) for tool in context.catalog.tools.values()}
         self._under_way: set[asyncio.Task[CallResult]] = set()
-        self._left: dict[_Call, _Entry] = {}
+        self._left: dict[_Place, _Entry] = {}
+        self._kept: deque[_Place] = deque()
 
     @activity.defn(name="call_tool")
     async def call_tool(self, dispatch: Dispatch) -> CallResult:
@@ -86,7 +88,7 @@ class CallTool:
             ApplicationError: of the failure's category, with `FailureDetails`; retryable with the delay that the policy
                 says, or, once the budget is spent, not.
         """
-        entry = self._left.pop(_call(), None)
+        entry = self._left.pop(_place(), None)
         if entry is None or not entry.performs(dispatch):
             entry = self._begin(dispatch)
         beat = asyncio.create_task(entry.beat())
@@ -97,16 +99,21 @@ class CallTool:
         return entry.work.result()
 
     @activity.defn(name="call_at_once")
-    async def call_at_once(self, dispatch: Dispatch) -> CallResult | FailureDetails | None:
-        """The same for a first attempt, as a local activity of its run; None: `call_tool` is to go on with it.
+    async def call_at_once(self, dispatch: Dispatch) -> MadeAtOnce:
+        """The same for a first attempt, as a local activity of its run; without an answer, `call_tool` goes on with it.
 
         It goes on with whatever the server can wait for better: a slow tool, one that is not to be called yet, a ledger
         that is away. A call that has begun does not wait for it. If `call_tool` comes to the same process, it takes
         the call up; elsewhere, the ledger tells what became of it.
         """
+        began = boot_seconds()
+        answer = await self._at_once(dispatch)
+        return MadeAtOnce(answer=answer, seconds=boot_seconds() - began)
+
+    async def _at_once(self, dispatch: Dispatch) -> CallResult | FailureDetails | None:
         tool = self._context.catalog.get(dispatch.tool)
         if tool is None or tool.fingerprint != dispatch.fingerprint or activity.is_worker_shutdown():
-            # For another worker; the run's own tasks all come to this one.
+            # For another worker: as long as this one has the run in its cache, it is given all of its local activities.
             return None
         entry = self._begin(dispatch)
         if await entry.ended(_AT_ONCE_SECONDS):
@@ -140,24 +147,24 @@ class CallTool:
             activity.logger.error("a call has failed unexpectedly", exc_info=error)
 
     def _leave(self, entry: "_Entry") -> None:
-        if entry.waits:
+        if entry.in_line:
             entry.work.cancel()
             return
-        call, loop = _call(), asyncio.get_running_loop()
-        self._left[call] = entry
+        place = _place()
+        self._left[place] = entry
+        entry.work.add_done_callback(lambda _: self._keep(place))
 
-        def forget() -> None:
-            if self._left.get(call) is entry:
-                del self._left[call]
-
-        entry.work.add_done_callback(lambda _: loop.call_later(_KEPT_SECONDS, forget))
-
-
-_Call = tuple[str | None, str]
-"""One execution of a workflow, and a call of it."""
+    def _keep(self, place: "_Place") -> None:
+        self._kept.append(place)
+        if len(self._kept) > _KEPT:
+            self._left.pop(self._kept.popleft(), None)
 
 
-def _call() -> _Call:
+_Place = tuple[str | None, str]
+"""One execution of a workflow, and an activity of it."""
+
+
+def _place() -> _Place:
     info = activity.info()
     return info.workflow_run_id, info.activity_id
 
@@ -195,18 +202,17 @@ class _Entry:
         self._delivered_at = info.started_time
         self._scheduled_at = info.current_attempt_scheduled_time
         if dispatch.made_at is not None:
-            # Its own times are this worker's: only how far they are apart counts.
-            self._scheduled_at = dispatch.made_at
-            self._delivered_at = dispatch.made_at + max(info.started_time - info.scheduled_time, timedelta(0))
+            # Its own times are by this worker's clock.
+            self._scheduled_at = self._delivered_at = dispatch.made_at
         self._commit_until = self._delivered_at + (info.start_to_close_timeout or timedelta(0)) - _LAST_COMMIT
         details = info.heartbeat_details
         self._attempted = details[0] if details and isinstance(details[0], int) else 0
         self._attempted_before = self._attempted
-        self._begun = 0.0
+        self._claimed_at = 0.0
         self._lease_until = 0.0
         self._granted: Granted | None = None
         self._called_off = False
-        self.waits = True
+        self.in_line = True
         """For its turn, so that nothing has been done for it."""
         self.work = asyncio.create_task(self._perform())
 
@@ -266,7 +272,7 @@ class _Entry:
             # A slot comes before the claim: waiting for one costs no attempt.
             async with asyncio.timeout(_SLOT_WAIT_SECONDS):
                 await slot.__aenter__()
-            self.waits = False
+            self.in_line = False
         except TimeoutError:
             message = "all that may call the tool at once are calling it"
             raise self._no_attempt(Category.TRANSIENT, Code.NO_SLOT, message, timedelta(seconds=1)) from None
@@ -292,8 +298,9 @@ class _Entry:
                     attempt_count=answer.attempt_count,
                 )
             case Begun():
-                # Final for the run alone: with a time, so its node's workflow goes on, at once.
-                raise self._error(_BEGUN, 0, final=True, next_eligible_at=self._now())
+                raise self._begun_before()
+            case Stale() if answer.current is not None and self._dispatch.first_attempt:
+                raise self._begun_before()
             case Stale():
                 return self._moved(answer, tool)
             case Busy(floor=True):
@@ -353,13 +360,13 @@ class _Entry:
 
     async def _ask(self, request: ClaimRequest) -> ClaimAnswer:
         """Claims; and asks again, for as long as a lease, if nobody knows whether the claim was taken."""
-        self._begun = boot_seconds()
+        self._claimed_at = boot_seconds()
         while True:
             self._lease_from(boot_seconds())
             try:
                 return await self._context.ledger.claim(request)
             except LedgerUnavailableError as error:
-                if not error.uncertain or boot_seconds() >= self._begun + LEASE.total_seconds():
+                if not error.uncertain or boot_seconds() >= self._claimed_at + LEASE.total_seconds():
                     raise
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
 
@@ -418,7 +425,7 @@ class _Entry:
 
     async def _send(self, tool: Tool, granted: Granted) -> Success | Outcome:
         url, body = body_and_url(tool, self._dispatch.input)
-        call = Call(self._check, self._begun + (granted.wait + tool.timeout).total_seconds())
+        call = Call(self._check, self._claimed_at + (granted.wait + tool.timeout).total_seconds())
         holds = tool.harmless_to_repeat(granted.since_first_send)
         try:
             answer = await self._context.http.send(
@@ -504,6 +511,10 @@ class _Entry:
                     raise self._no_attempt(*_away(error)) from None
                 activity.logger.warning("the ledger is away; the answer of %s is kept: %s", self._operation, error)
                 await asyncio.sleep(_COMMIT_AGAIN_SECONDS)
+
+    def _begun_before(self) -> ApplicationError:
+        # Final for the run alone: with a time, so its node's workflow goes on, at once.
+        return self._error(_BEGUN, 0, final=True, next_eligible_at=self._now())
 
     def _moved(self, stale: Stale, tool: Tool | None) -> CallResult:
         if stale.current is None:

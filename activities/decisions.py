@@ -27,8 +27,8 @@ class CommitDecisions:
     async def cancel_nodes(self, request: CancelRequest) -> list[str]:
         """Marks nodes as cancelled, or as stopped, so that nothing new is sent for them.
 
-        Answers those of them that have ended otherwise, and those for which something has been sent whose effect is not
-        known, or not yet.
+        Answers those of them for which something has been sent whose effect is not known, or not yet; and then those
+        that have ended otherwise.
         """
         fence = activity.info().current_attempt_scheduled_time
         return await self._context.ledger.cancel(request.run_id, request.node_ids, fence, for_good=request.for_good)

@@ -39,6 +39,7 @@ class GatherEvidence:
             end=node.end if node is not None else None,
             output=node.output if node is not None else None,
             source=node.source if node is not None else None,
+            in_flight=node.in_flight if node is not None else False,
             at=datetime.now(UTC),
             redrive_version=version("redrive"),
             temporalio_version=version("temporalio"),

@@ -8,7 +8,6 @@ from contracts.base import Json
 from contracts.dead_letters import Entry
 from contracts.dispatch import (
     Admission,
-    CallResult,
     CancelRequest,
     DeadLetterInput,
     DecideAnswer,
@@ -16,7 +15,7 @@ from contracts.dispatch import (
     Dispatch,
     Evidence,
     EvidenceRequest,
-    FailureDetails,
+    MadeAtOnce,
     OutputsRequest,
     PreflightAnswer,
     PreflightRequest,
@@ -48,7 +47,7 @@ async def admit(run_id: str, payloads: list[Json]) -> Admission:
 
 
 @activity.defn
-async def call_at_once(dispatch: Dispatch) -> CallResult | FailureDetails | None:
+async def call_at_once(dispatch: Dispatch) -> MadeAtOnce:
     """See `activities.call_tool`."""
     raise NotImplementedError
 

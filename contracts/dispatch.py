@@ -38,6 +38,7 @@ __all__ = [
     "Evidence",
     "EvidenceRequest",
     "FailureDetails",
+    "MadeAtOnce",
     "NodeChange",
     "NodeEnd",
     "NodeInput",
@@ -244,6 +245,15 @@ class FailureDetails(Model):
         return ErrorInfo(category=self.category, code=self.code, message=self.message, http_status=self.http_status)
 
 
+class MadeAtOnce(Model):
+    """The answer of ``call_at_once``."""
+
+    answer: CallResult | FailureDetails | None
+    """None: ``call_tool`` is to go on."""
+    seconds: float
+    """How long it took: what a run decides by that has to stand in its history."""
+
+
 class Verdict(StrEnum):
     """What a tool says became of an operation."""
 
@@ -309,6 +319,8 @@ class Evidence(Model):
     """Set where the node has ended: only the answer of its call was lost."""
     output: Json = None
     source: Source | None = None
+    in_flight: bool = False
+    """Somebody is at work on it just now."""
     at: UtcTime
     redrive_version: str
     temporalio_version: str

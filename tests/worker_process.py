@@ -37,7 +37,7 @@ from activities.context import Context
 from activities.http import HttpClients
 from activities.ledger import open_ledger
 from activities.secrets import Secrets
-from contracts.dispatch import Dispatch
+from contracts.dispatch import Dispatch, MadeAtOnce
 from contracts.tools import load_catalog
 from tests.lab import Bench
 from tests.waiting import eventually
@@ -226,8 +226,9 @@ class _Slots(SimplePlugin):
 
 
 @activity.defn(name="call_at_once")
-async def _leave_it(_dispatch: Dispatch) -> None:
+async def _leave_it(_dispatch: Dispatch) -> MadeAtOnce:
     """Has a run's first attempt made by an activity."""
+    return MadeAtOnce(answer=None, seconds=0)
 
 
 async def _decide_only(client: Client, settings: Settings) -> None:

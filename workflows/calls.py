@@ -12,7 +12,7 @@ from temporalio.workflow import ActivityCancellationType
 with workflow.unsafe.imports_passed_through():
     from activities import stubs
     from contracts.base import Json
-    from contracts.dispatch import CallResult, Dispatch, FailureDetails, ToolFacts
+    from contracts.dispatch import CallResult, Dispatch, FailureDetails, MadeAtOnce, ToolFacts
     from contracts.failures import TERMINAL_CATEGORIES, Category
     from contracts.identity import OperationId, node_workflow_id
     from contracts.runs import NodeResult, Source
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 _UNSUITABLE: Final = "PayloadsTooLarge"
+_SOON: Final = timedelta(seconds=2)
+"""For how long a workflow task waits for a worker that is busy: it has ten seconds, and should never need more."""
 _LOST: Final = ("TemporalTimeout:StartToClose", "TemporalTimeout:Heartbeat")
 
 CALL_RETRY: Final = RetryPolicy(
@@ -66,14 +68,13 @@ def start_call(
     )
 
 
-def call_at_once(
-    dispatch: Dispatch, tool: ToolFacts, activity_id: str
-) -> workflow.ActivityHandle[CallResult | FailureDetails | None]:
-    """Dispatches a first attempt within the workflow task; None: it is to be dispatched by `start_call`."""
+def call_at_once(dispatch: Dispatch, tool: ToolFacts, activity_id: str) -> workflow.ActivityHandle[MadeAtOnce]:
+    """Dispatches a first attempt within the workflow task; without an answer it is to be dispatched by `start_call`."""
     return workflow.start_local_activity(
         stubs.call_at_once,
         dispatch.model_copy(update={"made_at": workflow.now()}),
         activity_id=activity_id,
+        schedule_to_start_timeout=_SOON,
         start_to_close_timeout=tool.timeout + MARGIN,
         retry_policy=RetryPolicy(maximum_attempts=1),
         cancellation_type=ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,

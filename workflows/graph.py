@@ -88,6 +88,10 @@ class Graph:
     def __len__(self) -> int:
         return len(self._specs)
 
+    def upstream(self, name: str) -> Collection[str]:
+        """The nodes that must have ended before a node."""
+        return self._upstream[name]
+
     def state(self, name: str) -> NodeState:
         """The state of a node."""
         return self._states[name]

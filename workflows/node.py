@@ -256,6 +256,12 @@ class Node:
         """The ledger says that the node was cancelled; what it may have done is settled all the same."""
         self._cancelling = True
         evidence = await self._gather()
+        patience = timedelta(seconds=1)
+        while evidence.in_flight:
+            # Another delivery's call. It is bounded by its tool's timeout, and by its lease if its worker is lost.
+            await workflow.sleep(patience, summary="a call is in flight")
+            patience = min(patience * 2, _LOOK_AGAIN)
+            evidence = await self._gather()
         if evidence.end is not None:
             return self._ended_before(evidence.end, evidence)
         if evidence.side_effect is SideEffect.NONE:
@@ -403,7 +409,7 @@ class Node:
                 await self._leave()
                 return None
             if child is None:
-                if (settled := self._taken()) is not None:
+                if (settled := self._settled_meanwhile()) is not None:
                     return settled
                 # It may have been terminated, which only `Sweep` tells: it is asked again, or opened again.
                 patience = min(patience * 2, LONGEST_PATIENCE)
@@ -415,7 +421,8 @@ class Node:
                 if not isinstance(error.cause, TerminatedError | WorkflowTimeoutError):
                     raise RuntimeError("a dead letter has failed by itself") from error
 
-    def _taken(self) -> DeadLetterResult | None:
+    def _settled_meanwhile(self) -> DeadLetterResult | None:
+        """What `dead_letter_settled` has brought."""
         return self._settled
 
     def _goes_on(self, child: DeadLetterHandle | None) -> bool:
@@ -573,14 +580,19 @@ class Node:
         elif error.type == NODE_CANCELLED:
             status = NodeStatus.CANCELLED
         report = NodeReport(node_id=self._node.node_id, status=status, result=result)
-        while self._report_to:
-            try:
-                await workflow.get_external_workflow_handle(self._report_to.popitem()[0]).signal("node_ended", report)
-            except FailureError:
-                workflow.logger.info("the run that asked is closed: nobody to tell")
-        await workflow.wait_condition(workflow.all_handlers_finished)
+        while self._report_to or not workflow.all_handlers_finished():
+            # Whoever asks while the last handlers finish is told as well.
+            await workflow.wait_condition(lambda: bool(self._report_to) or workflow.all_handlers_finished())
+            while self._report_to:
+                run = workflow.get_external_workflow_handle(self._report_to.popitem()[0])
+                try:
+                    await run.signal("node_ended", report)
+                except FailureError:
+                    workflow.logger.info("the run that asked is closed: nobody to tell")
 
 
+_LOOK_AGAIN: Final = timedelta(seconds=30)
+"""How often, at the least, a cancelled node looks whether a call that is still in flight has ended."""
 _LONGEST_RECONCILE: Final = timedelta(days=2)
 """Far beyond what any policy allows; it only bounds a ledger or a worker that never comes back."""
 

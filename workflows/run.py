@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
@@ -76,7 +76,7 @@ _MAX_REVOCATIONS: Final = 100
 _NAMED: Final = 50
 """How many waiting nodes are named in the UI."""
 _BATCH_BYTES: Final = 2 * 1024 * 1024
-"""What one workflow task may start children with; beyond 4 MiB the server would terminate the run."""
+"""What one workflow task may begin calls and children with; beyond 4 MiB the server would terminate the run."""
 _CARRIED_BYTES: Final = 384 * 1024
 """What of the outputs goes along when a run continues as new; with a specification of 1 MiB it has to fit into 2."""
 _FIRST_TASK: Final = 3
@@ -85,7 +85,7 @@ _AT_ONCE: Final = 100
 """How many calls are made within one workflow task; the next one is an activity, which ends it: signals and queries
 come between tasks alone."""
 _BREATH: Final = timedelta(seconds=1)
-"""How soon the next task comes at the latest, if that activity takes longer."""
+"""How soon the next task comes at the latest, if that activity takes longer; and for how long one makes calls."""
 _DRAINED_WITHIN: Final = timedelta(seconds=10)
 """How long calls in flight are waited for before a run continues as new; later ones go on as workflows of their own."""
 _SIGNALLED_AT_ONCE: Final = 200
@@ -114,6 +114,9 @@ class Run:
         self._at_once: set[str] = set()
         # Only the first task of an execution has so few events before it, and then nothing was lost of this one.
         self._is_first_task = workflow.info().get_current_history_length() <= _FIRST_TASK
+        self._batch = 0
+        self._emptied: asyncio.Task[None] | None = None
+        self._numbers = itertools.count(1)
         self._begin_task()
         if not self._is_first_task:
             self._committed_at = workflow.info().workflow_start_time
@@ -219,11 +222,9 @@ class Run:
 
     async def _execute(self) -> None:
         while not self._graph.finished:
-            revocations = json_size([revocation.model_dump(mode="json") for revocation in self._revoked.values()])
             while (
                 not self._is_long()
                 and self._graph.running < self._spec.max_parallel
-                and self._batch < _BATCH_BYTES
                 and self._large_at_once() < self._limits.at_once
                 and self._left_at_once >= 0
                 and (name := self._graph.next_ready()) is not None
@@ -233,17 +234,15 @@ class Run:
                 node = self._node_input(name, self._committed_at if at_once else workflow.now())
                 size = json_size(node.input)
                 self._taken += size
-                self._batch += size + revocations
+                if not at_once:
+                    await self._make_room(size)
                 self._graph.start(name, self._at_work(name))
                 self._begin_driving(name, node, at_once)
             self._show(self._graph.status)
             breath = None
             if not self._at_once:
-                # All that is awaited comes with another workflow task.
-                if self._batch >= _BATCH_BYTES:
-                    breath = timedelta(milliseconds=1)
-                elif self._left_at_once < 0:
-                    breath = _BREATH
+                # No call is made within this task any more.
+                breath = _BREATH if self._left_at_once < 0 else None
                 self._begin_task()
             if self._is_long():
                 await self._continue_as_new()
@@ -260,23 +259,38 @@ class Run:
 
     def _begin_task(self) -> None:
         self._committed_at = workflow.now()
-        self._task_began: datetime | None = None
-        self._batch = 0
+        self._elapsed = 0.0
         self._left_at_once = _AT_ONCE
 
     def _may_call_at_once(self, name: str) -> bool:
         """Whether a node's first attempt is made within this workflow task; what is not, ends it.
 
-        A task is bounded by time as well, which passes in it by the calls that were made.
+        A task is bounded by time as well: by what the calls say that they took. The present is no measure: in a replay,
+        a task that took so long that the server was asked for more time has another one.
         """
         node = self._graph.spec(name)
         if self._spec.node_mode != "fast" or self._tools[node.tool].rated:
             return False
-        self._task_began = self._task_began or workflow.now()
         self._left_at_once -= 1
-        if workflow.now() - self._task_began >= _BREATH:
+        if self._elapsed >= _BREATH.total_seconds():
             self._left_at_once = -1
         return self._left_at_once >= 0
+
+    async def _make_room(self, size: int) -> None:
+        """Waits for another workflow task if this one begins as much as it may; only a timer makes sure of another."""
+        while self._batch >= _BATCH_BYTES:
+            if self._emptied is None:
+                self._emptied = asyncio.create_task(self._empty())
+            await workflow.wait_condition(lambda: self._batch < _BATCH_BYTES)
+        # They go along with each child.
+        self._batch += size + sum(
+            json_size(revocation.model_dump(mode="json")) for revocation in self._revoked.values()
+        )
+
+    async def _empty(self) -> None:
+        await workflow.sleep(timedelta(milliseconds=1))
+        self._batch = 0
+        self._emptied = None
 
     def _is_long(self) -> bool:
         """Whether to go on in another execution; Temporal counts a payload that is kept elsewhere as its reference."""
@@ -340,6 +354,8 @@ class Run:
         return await workflow.execute_activity(
             stubs.read_outputs,
             OutputsRequest(run_id=self._run_id, node_ids=names),
+            # A run's own calls have the names of their nodes; no node has such a name.
+            activity_id=f"read_outputs/{next(self._numbers)}",
             start_to_close_timeout=COMMIT_TIMEOUT,
             retry_policy=PATIENT_RETRY,
             summary="outputs that the run does not carry along",
@@ -401,6 +417,7 @@ class Run:
     async def _drive(self, name: str, node: NodeInput | None) -> None:
         """Sees a node to its end, whatever ends its workflow; without its input, one that has been started before."""
         report: NodeReport | None = None
+        room = node is not None
         if node is None:
             report = await self._attach(name)
             if report is None:
@@ -411,9 +428,13 @@ class Run:
             self._spec.node_mode == "fast" and node.refusal is None and not (self._is_revoked(node) or self._cancelling)
         ):
             report, node = await self._attempt(node)
+            room = False
         self._at_once.discard(name)
         while report is None:
             assert node is not None
+            if not room:
+                await self._make_room(json_size(node.input))
+            room = False
             try:
                 report = await self._run_child(node)
             except WorkflowAlreadyStartedError:
@@ -482,8 +503,11 @@ class Run:
         try:
             if name in self._at_once:
                 answer = await self._call_at_once(dispatch, node.tool)
-                if answer is not None or self._is_revoked(node):
+                if answer is not None:
                     return answer
+                await self._make_room(json_size(node.input))
+                if self._is_revoked(node):
+                    return None
             if self._cancelling:
                 # From then on nothing new is sent: the ledger only tells what has been.
                 await workflow.wait_condition(lambda: self._unsettled is not None)
@@ -498,11 +522,15 @@ class Run:
             self._calls.pop(name, None)
 
     async def _call_at_once(self, dispatch: Dispatch, tool: ToolFacts) -> CallResult | FailureDetails | None:
+        began = self._elapsed
         call = self._calls[dispatch.node_id] = call_at_once(dispatch, tool, dispatch.node_id)
         try:
-            return await call
+            made = await call
+            self._elapsed = max(self._elapsed, began + made.seconds)
+            return made.answer
         except (FailureError, asyncio.CancelledError):
             # It was called off, or its worker too busy: as unknown as if that had been lost.
+            self._elapsed = _BREATH.total_seconds()
             return None
         finally:
             self._at_once.discard(dispatch.node_id)
@@ -608,23 +636,40 @@ class Run:
             unsettled = await workflow.execute_activity(
                 stubs.cancel_nodes,
                 CancelRequest(run_id=self._run_id, node_ids=names),
+                activity_id=f"cancel_nodes/{next(self._numbers)}",
                 start_to_close_timeout=COMMIT_TIMEOUT,
                 retry_policy=PATIENT_RETRY,
                 summary=f"no more calls for {len(names)} nodes",
             )
         self._unsettled = set(unsettled)
-        lost = [name for name in unsettled if name in waiting] if self._spec.node_mode == "fast" else []
-        # Begun by a workflow task that was lost: their workflows settle them. More than that are an earlier run's.
-        for name in lost[: _AT_ONCE + 1]:
-            self._graph.change(name, self._at_work(name))
-            self._begin_driving(name, self._node_input(name, self._admitted_at))
         for work in [*self._calls.values(), *self._children.values()]:
             work.cancel()
         await self._to_each(sorted(self._attached), self._cancel_node)
-        await workflow.wait_condition(lambda: not self._running)
+        if self._spec.node_mode == "fast":
+            # More than one task can have begun are an earlier run's.
+            await self._settle_lost([name for name in unsettled if name in waiting][: _AT_ONCE + 1])
+        await self._ended(self._running)
         for name in self._graph.open_nodes():
             state = self._graph.state(name)
             self._graph.change(name, state.model_copy(update={"status": NodeStatus.CANCELLED}))
+
+    async def _settle_lost(self, names: list[str]) -> None:
+        """Settles what was begun by a workflow task that was lost, each by its node's workflow; inputs need outputs."""
+        left = set(names)
+        while left:
+            batch = [name for name in names if name in left and not left.intersection(self._graph.upstream(name))]
+            left.difference_update(batch)
+            for name in batch:
+                node = self._node_input(name, self._admitted_at)
+                await self._make_room(json_size(node.input))
+                self._graph.change(name, self._at_work(name))
+                self._begin_driving(name, node)
+            await self._ended(batch)
+
+    async def _ended(self, names: Collection[str]) -> None:
+        await workflow.wait_condition(lambda: self._bug is not None or not any(name in self._running for name in names))
+        if self._bug is not None:
+            raise self._bug
 
     async def _cancel_node(self, name: str) -> None:
         with contextlib.suppress(FailureError):

@@ -89,13 +89,16 @@ class Decisions(Reads):
     ) -> list[str]:
         """See `Ledger.cancel`."""
         at = to_text(moment.now) if for_good else None
-        return [
-            node_id
-            for node_id in node_ids
-            # What has ended is not changed.
-            if not self._sql.cancel_node(connection, run_id=run_id, node_id=node_id, now=at, fence=to_text(fence))
-            or any(is_at_risk(attempt) for attempt in self._sql.attempts(connection, run_id=run_id, node_id=node_id))
-        ]
+        uncertain: list[str] = []
+        ended: list[str] = []
+        for node_id in node_ids:
+            ids = {"run_id": run_id, "node_id": node_id}
+            if not self._sql.cancel_node(connection, **ids, now=at, fence=to_text(fence)):
+                # What has ended is not changed.
+                ended.append(node_id)
+            elif any(is_at_risk(attempt) for attempt in self._sql.attempts(connection, **ids)):
+                uncertain.append(node_id)
+        return [*uncertain, *ended]
 
     def _end_node(
         self,

@@ -40,7 +40,7 @@ class Ledger(Protocol):
         ...
 
     async def renew(self, operation: OperationId, epoch: int) -> bool:
-        """Extends the lease; False if the epoch is not the current one any more."""
+        """Extends the lease; False if it has run out, or the epoch is not the current one any more."""
         ...
 
     async def succeed(self, operation: OperationId, epoch: int, output: Json) -> bool:
@@ -104,8 +104,8 @@ class Ledger(Protocol):
     async def cancel(self, run_id: str, node_ids: list[str], fence: datetime, *, for_good: bool = True) -> list[str]:
         """Marks nodes as cancelled; nothing new is sent for one, ever. What has ended stays as it is.
 
-        Answers those that have ended, and those with an attempt whose effect nothing has settled, be it under way or
-        not.
+        Answers those with an attempt whose effect nothing has settled, be it under way or not; and then those that have
+        ended.
 
         Args:
             run_id: Their run.

@@ -108,10 +108,11 @@ class Store(Decisions):
         if request.scheduled_at > to_time(row["scheduled_at"]):
             self._sql.see_delivery(connection, operation_id=str(operation), scheduled_at=to_text(request.scheduled_at))
         epoch = row["epoch"] + 1
+        again: Row | None = None
         if row["owner"] == request.owner and lease_left(moment, row) > timedelta(0):
             # It was granted before; only the answer was lost on its way.
             epoch = row["epoch"]
-            attempts.pop()
+            again = attempts.pop()
         elif request.first_only and attempts and lease_left(moment, row) <= timedelta(0):
             return Begun()
         elif busy := _busy(moment, row, attempts, node["budget_from"]):
@@ -130,7 +131,11 @@ class Store(Decisions):
                 since_first_send=since_first_send,
                 resendable=not any(attempt["result_unusable"] for attempt in unsettled),
             )
-        return self._grant(connection, moment, request, row, epoch, attempts, counted, since_first_send)
+        granted = self._grant(connection, moment, request, row, epoch, attempts, counted, since_first_send)
+        if isinstance(granted, Granted) and again is not None:
+            # Its turn may still be to come.
+            return granted.model_copy(update={"wait": max(-elapsed(moment, again), timedelta(0))})
+        return granted
 
     def _node_of(self, connection: Any, moment: Moment, request: ClaimRequest, known: Row | None) -> tuple[Row, bool]:
         """The node's row, brought up to date, and whether this ledger has forgotten something of it.

@@ -96,8 +96,9 @@ async def _calls_of(client: Client, run_id: str) -> dict[str, dict[str, Any]]:
         payloads = event.activity_task_completed_event_attributes.result.payloads
         if event.HasField("marker_recorded_event_attributes"):
             payloads = event.marker_recorded_event_attributes.details["result"].payloads
-        for answer in await client.data_converter.decode(payloads):
-            if isinstance(answer, dict) and answer.get("end") == "SUCCEEDED":
+        for found in await client.data_converter.decode(payloads):
+            answer = (found.get("answer") or found) if isinstance(found, dict) else {}
+            if answer.get("end") == "SUCCEEDED":
                 operation = str(answer["operation_id"])
                 result = {
                     "output": answer["output"],

@@ -108,7 +108,8 @@ class Consumer:
             workflow_id=work.run_id,
         )
         first = work.model_copy(update={"first_attempt": True, "made_at": datetime.now(UTC)})
-        return await environment.run(self._calls.call_at_once, first)
+        made = await environment.run(self._calls.call_at_once, first)
+        return made.answer
 
     def _note(self, attempted: int) -> None:
         self.heartbeat = attempted

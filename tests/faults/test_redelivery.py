@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from contracts.dispatch import CallResult
+from contracts.dispatch import CallResult, FailureDetails
 from tests.faults.deliveries import Consumer, details, dispatch
 from tests.faults.lock import locked
 from tests.lab import Bench
@@ -97,6 +97,18 @@ async def test_a_first_attempt_that_waits_for_a_free_slot_is_left_to_the_server_
         ).end
         assert await consumer.ledger.operation(str(second.operation)) is None
     assert len(await bench.tools.calls(bench.unique("slow"))) == 1
+
+
+async def test_a_first_attempt_at_what_has_been_redriven_since_is_left_to_the_node(bench: Bench) -> None:
+    await bench.tool("look", [{"status": 403}], effect="read")
+    async with Consumer.of(bench) as consumer:
+        work = dispatch(bench, "look")
+        await consumer.refused(work.model_copy(update={"redrives": 1}), scheduled=datetime.now(UTC))
+        answer = await consumer.deliver_at_once(work)
+    assert isinstance(answer, FailureDetails)
+    assert (answer.code, answer.side_effect, answer.attempt) == ("busy", "NONE", 0)
+    assert answer.next_eligible_at is not None
+    assert len(await bench.tools.calls(bench.unique("look"))) == 1
 
 
 async def test_an_operation_that_succeeded_is_answered_and_not_called_however_often_it_comes(bench: Bench) -> None:

@@ -9,6 +9,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.dead_letters import Entry
+from tests.faults.lookup import last_failure, pending_call
+from tests.integration.temporal_cli import TemporalCli
 from tests.lab import Bench
 from tests.waiting import eventually
 
@@ -136,6 +138,35 @@ async def test_what_is_in_flight_at_a_cancel_is_settled_and_nothing_new_is_sent(
         for name, status in (("unknown", "RESOLVED"), ("server-error", "DISCARDED"), ("silent", "RESOLVED")):
             assert (await bench.entry(runs[name], "a")).status == status, name
     assert {name: await calls(bench, name) for name in bench.catalog} == {"never": 0} | dict.fromkeys(names, 1)
+
+
+async def test_a_call_in_flight_that_belongs_to_an_earlier_execution_is_waited_for_at_a_cancel(bench: Bench) -> None:
+    await bench.tool("held", [{"gate": bench.unique("gate")}], timeout=GATED)
+    cli = TemporalCli(bench.client.service_client.config.target_host)
+    async with bench.worker():
+        run = await bench.start(node("a", "held"))
+        await bench.tools.wait_for(bench.unique("held"), calls=1)
+        await cli.done("workflow", "reset", "-w", f"{run.id}/a", "-t", "FirstWorkflowTask", "--reason", "to see")
+
+        async def turned_away() -> bool:
+            call = await pending_call(bench, run, "a")
+            failure = await last_failure(call) if call is not None else None
+            return failure is not None and failure.code == "busy"
+
+        await eventually(turned_away, "the new execution to be told that the call is under way")
+        await run.cancel()
+
+        async def waits() -> bool:
+            handle = bench.client.get_workflow_handle(f"{run.id}/a")
+            timers = [event.timer_started_event_attributes async for event in handle.fetch_history_events()]
+            return any(timer.timer_id for timer in timers)
+
+        await eventually(waits, "the node to wait for the call")
+        await bench.tools.open_gate(bench.unique("gate"))
+        await cancelled(run)
+        assert await nodes(bench, run) == {"a": "SUCCEEDED"}
+        assert not await has_dead_letter(bench, run, "a")
+    assert await calls(bench, "held") == 1
 
 
 async def test_a_cancel_in_backoff_ends_the_node_without_another_call(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.identity import node_workflow_id
@@ -15,6 +16,7 @@ from tests.integration.temporal_cli import TemporalCli
 from tests.integration.test_run_graph import GATED, failed_result, node, ref
 from tests.lab import Bench
 from tests.waiting import eventually
+from tests.worker_process import WorkerProcess
 
 Run = Any
 
@@ -260,3 +262,65 @@ async def test_a_slow_tool_does_not_hold_up_the_other_nodes_of_a_fast_run(bench:
         await eventually(others, "the end of all other nodes")
         await bench.tools.open_gate(gate)
         assert (await run.result())["counts"] == {"SUCCEEDED": len(quick) + 1}
+
+
+async def scheduled(run: Run, activity_type: str) -> int:
+    """How many activities of a type a run has scheduled."""
+    found = [event.activity_task_scheduled_event_attributes async for event in run.fetch_history_events()]
+    return sum(attributes.activity_type.name == activity_type for attributes in found)
+
+
+async def test_a_node_may_be_named_by_a_number(bench: Bench) -> None:
+    """A run's own calls are pending under the names of their nodes, and Temporal numbers what has no name."""
+    gate = bench.unique("gate")
+    await bench.tool("slow", [{"gate": gate}], timeout=GATED, concurrency=100)
+    names = [str(number) for number in range(50, 80)]
+    async with bench.worker():
+        run = await start(bench, *(node(name, "slow") for name in names))
+        for name in names:
+            await dispatched(bench, run, name)
+        await run.cancel()
+
+        async def committed() -> bool:
+            return (await operation(bench, run, names[-1])).node_cancelled
+
+        await eventually(committed, "the cancel to be committed while all are in flight")
+        await bench.tools.open_gate(gate)
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        counts = (await bench.status(run)).counts
+    assert set(counts) <= {"SUCCEEDED", "CANCELLED"}
+    assert counts[NodeStatus.SUCCEEDED] == len(await bench.tools.calls(bench.unique("slow")))
+
+
+async def test_however_many_calls_go_on_at_once_no_workflow_task_is_too_large(bench: Bench) -> None:
+    """First as activities, then as workflows: Temporal ends a run whose task carries more than 4 MiB."""
+    await bench.tool("read", [{"body": {"text": "x" * 150_000}}])
+    await bench.tool("slow", [{"gate": bench.unique("never")}], timeout=GATED, concurrency=100)
+    names = [f"n{number}" for number in range(40)]
+    async with WorkerProcess.start(bench) as worker:
+        run = await start(bench, node("a", "read"), *(node(name, "slow", {"of": ref("a")}) for name in names))
+        for name in names:
+            await dispatched(bench, run, name)
+        await worker.kill()
+    for name in names:
+        call = bench.client.get_async_activity_handle(workflow_id=run.id, run_id=None, activity_id=name)
+        await call.fail(ApplicationError("ended by hand"))
+    async with bench.worker():
+
+        async def all_parked() -> bool:
+            return sorted((await bench.status(run)).blocked) == sorted(names)
+
+        await eventually(all_parked, "a dead letter for each", within=100)
+        await run.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+
+
+async def test_a_task_makes_no_more_calls_once_they_have_taken_a_second(bench: Bench) -> None:
+    await bench.tool("step", [{"delay": 0.6}])
+    async with bench.worker():
+        chain = [node(f"n{number}", "step", after=[f"n{number - 1}"] if number else []) for number in range(4)]
+        run = await start(bench, *chain)
+        assert (await run.result())["counts"] == {"SUCCEEDED": 4}
+    assert await scheduled(run, "call_tool") >= 1

@@ -401,6 +401,15 @@ async def test_a_clock_that_was_set_back_keeps_no_tool_waiting(backend: Backend,
     assert await waits(ledger, 3) == 0
 
 
+async def test_whose_grant_was_lost_on_its_way_keeps_its_turn(backend: Backend, ledger: Ledger) -> None:
+    assert await waits(ledger, 0) == 0
+    claim = request(operation=of(1), interval=timedelta(seconds=3))
+    assert (await granted(ledger, claim)).wait == pytest.approx(timedelta(seconds=0.1), abs=timedelta(milliseconds=1))
+    assert (await granted(ledger, claim)).wait == pytest.approx(timedelta(seconds=0.1), abs=timedelta(milliseconds=1))
+    backend.clock.advance(1)
+    assert (await granted(ledger, claim)).wait == timedelta(0)
+
+
 async def test_a_call_that_waits_for_its_turn_was_not_made_before_it(backend: Backend, ledger: Ledger) -> None:
     """Whether "absent" can be believed counts from when the tool may have been called."""
     assert [await waits(ledger, number, timedelta(seconds=4)) for number in range(2)] == [0, 4]
