@@ -159,8 +159,10 @@ class PostgresServer:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        for pid in [self._process.pid, *self._children()]:
-            with contextlib.suppress(ProcessLookupError):  # one of its children has just ended
+        # First the one that makes them: none is made meanwhile.
+        os.kill(self._process.pid, number)
+        for pid in self._children():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 
     def _children(self) -> list[int]:

@@ -86,8 +86,8 @@ class Decisions(Reads):
 
     def cancel(
         self, connection: Any, moment: Moment, run_id: str, node_ids: list[str], fence: datetime, for_good: bool
-    ) -> list[str]:
-        """See `Ledger.cancel`."""
+    ) -> tuple[list[str], list[str]]:
+        """See `Ledger.cancel`: what is uncertain, and what has ended."""
         at = to_text(moment.now) if for_good else None
         uncertain: list[str] = []
         ended: list[str] = []
@@ -98,7 +98,7 @@ class Decisions(Reads):
                 ended.append(node_id)
             elif any(is_at_risk(attempt) for attempt in self._sql.attempts(connection, **ids)):
                 uncertain.append(node_id)
-        return [*uncertain, *ended]
+        return uncertain, ended
 
     def _end_node(
         self,

@@ -105,12 +105,15 @@ class DatabaseLedger(ABC):
     async def cancel(self, run_id: str, node_ids: list[str], fence: datetime, *, for_good: bool = True) -> list[str]:
         """See `Ledger.cancel`."""
         uncertain: list[str] = []
+        ended: list[str] = []
         # In one order for all, so that two cancels of one run never wait for each other.
         waiting = iter(sorted(node_ids))
         while batch := list(itertools.islice(waiting, _AT_ONCE)):
             nodes = [node_workflow_id(run_id, node_id) for node_id in batch]
-            uncertain += await self._transaction(nodes, self._store.cancel, run_id, batch, fence, for_good)
-        return uncertain
+            answer = await self._transaction(nodes, self._store.cancel, run_id, batch, fence, for_good)
+            uncertain += answer[0]
+            ended += answer[1]
+        return [*uncertain, *ended]
 
     async def node(self, run_id: str, node_id: str) -> NodeView | None:
         """See `Ledger.node`."""

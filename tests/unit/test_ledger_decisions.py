@@ -9,6 +9,7 @@ from activities.ledger.records import Granted, Settled, Stale, Unsettled
 from contracts.dead_letters import DecisionOutcome, RefusalCode
 from contracts.dispatch import Approved, Change, DecideAnswer, NodeEnd, Redriven
 from contracts.failures import SideEffect
+from contracts.identity import OperationId
 from contracts.runs import ApprovalGrant, Source
 from tests.unit.ledger_lab import (
     CHANGED_TOOL,
@@ -267,6 +268,14 @@ async def test_a_cancel_touches_only_what_has_not_ended(ledger: Ledger) -> None:
     other = await ledger.node(RUN, "other")
     assert other is not None
     assert (other.cancelled, other.attempts) == (True, [])
+
+
+async def test_a_cancel_names_what_is_uncertain_before_what_has_ended(ledger: Ledger) -> None:
+    done, under_way = (OperationId(run_id=RUN, node_id=name, logical_attempt=1) for name in ("a", "z"))
+    grant = await granted(ledger, request(0, operation=done))
+    await ledger.succeed(done, grant.epoch, "done")
+    await granted(ledger, request(0, operation=under_way))
+    assert await ledger.cancel(RUN, ["a", "m", "z"], moment(1)) == ["z", "a"]
 
 
 async def test_a_cancel_can_be_repeated(ledger: Ledger) -> None:
