@@ -417,7 +417,8 @@ class Run:
     async def _drive(self, name: str, node: NodeInput | None) -> None:
         """Sees a node to its end, whatever ends its workflow; without its input, one that has been started before."""
         report: NodeReport | None = None
-        room = node is not None
+        # What is called at once takes none before it goes on.
+        room = node is not None and name not in self._at_once
         if node is None:
             report = await self._attach(name)
             if report is None:
