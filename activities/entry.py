@@ -31,7 +31,7 @@ from activities.ledger.records import (
     Unsettled,
 )
 from activities.requests import body_and_url, call_headers, input_problems
-from activities.schedule import Again, Stop, next_step
+from activities.schedule import MAX_WAIT, Again, Stop, next_step
 from activities.threads import look_into
 from contracts.canonical import content_hash, json_size
 from contracts.dispatch import CallResult, Dispatch, FailureDetails, NodeEnd
@@ -373,7 +373,7 @@ class OperationEntry:
                 granted.epoch,
                 outcome,
                 wait=again.at - now if again else None,
-                floor=again.not_before - now if again and again.not_before else None,
+                floor=min(outcome.retry_after, MAX_WAIT) if outcome.retry_after is not None else None,
             )
         )
         if not committed:

@@ -128,8 +128,11 @@ def groups(
 def _filter(
     tool: str | None, category: str | None, run: str | None, fingerprint: str | None, since: str | None, closed: bool
 ) -> "Filter":
+    from contracts.failures import Category as Known
     from workers.dead_letters import Filter
 
+    if category is not None and category.upper() not in Known.__members__:
+        raise UsageError(f"--category: {category!r} is none of {', '.join(Known)}")
     duration = read_duration(since, "--since") if since is not None else None
     return Filter(
         tool=tool,

@@ -194,7 +194,11 @@ class Reconcile(Model):
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        return _check_url(url)
+        _check_url(url)
+        if not placeholders(url):
+            # Whatever it answered would be taken for what became of every operation.
+            raise ValueError("it has to say which operation is meant: put {idempotency_key} or {operation_id} into it")
+        return url
 
     @field_validator("output")
     @classmethod

@@ -1,12 +1,13 @@
 """The embedded Temporal server: the real one with its UI, tuned, its state kept between starts."""
 
 import asyncio
+import os
 import random
 import shutil
 import socket
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,9 @@ from temporalio.testing import WorkflowEnvironment
 
 from workers.client import converter_with
 from workflows.attributes import SEARCH_ATTRIBUTES
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["EmbeddedServer", "EmbeddedServerError", "embedded_server", "free_port", "temporal_binary"]
 
@@ -64,10 +68,40 @@ async def embedded_server(
         storage: Where its client keeps large payloads, as ``REDRIVE_STORAGE`` has it.
 
     Raises:
-        EmbeddedServerError: a port is taken, the folder cannot be written, or the server does not start.
+        EmbeddedServerError: the folder is in use, or cannot be written; a port is taken; or the server does not start.
     """
-    port = port or free_port()
-    ui_port = ui_port or free_port()
+    with _held(data):
+        async with _running(data, port or free_port(), ui_port or free_port(), log_level, storage) as server:
+            yield server
+
+
+@contextmanager
+def _held(data: Path) -> Generator[None]:
+    """Keeps other servers from the folder: two with one database fight for it, and nothing goes on."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = (data / "temporal.lock").open("a")
+    except OSError as error:
+        raise EmbeddedServerError(f"the folder {data} cannot be used: {error}; choose one by REDRIVE_DATA") from error
+    with lock:
+        if sys.platform != "win32":
+            # The server inherits it, so that one that a killed process has left behind holds the folder as well.
+            os.set_inheritable(lock.fileno(), True)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                database = data / "temporal.db"
+                raise EmbeddedServerError(
+                    f"another Temporal server uses the folder {data}: stop that `redrive dev`, or what it has left "
+                    f"behind if it was killed (pkill -f {database}), or choose another folder by REDRIVE_DATA"
+                ) from None
+        yield
+
+
+@asynccontextmanager
+async def _running(
+    data: Path, port: int, ui_port: int, log_level: str, storage: str | None
+) -> AsyncGenerator[EmbeddedServer]:
     for what, number, option in (("Temporal", port, "--port"), ("its UI", ui_port, "--ui-port")):
         if not _is_free(number):
             raise EmbeddedServerError(
@@ -75,7 +109,6 @@ async def embedded_server(
                 f"{option}"
             )
     try:
-        await asyncio.to_thread(data.mkdir, parents=True, exist_ok=True)
         environment = await WorkflowEnvironment.start_local(
             ip=_HOST,
             port=port,

@@ -163,10 +163,16 @@ async def _require_same_spec(client: Client, existing: Execution, spec: Json) ->
             f"the start of run {run_id!r} is past its namespace's retention, so nobody can tell whether it had this "
             "specification: choose another id"
         )
-    if len(inputs) != 1 or _canonical(inputs[0]) != canonical_json(spec):
-        raise OtherSpecError(
-            f"run {run_id!r} ({status_of(existing)}) has another specification: choose another id, or send what it has"
-        )
+    if len(inputs) == 1 and _canonical(inputs[0]) == canonical_json(spec):
+        return
+    if status_of(existing) == RunStatus.FAILED:
+        _, failure = await _outcome(client, existing)
+        if failure is not None and failure.type == "InvalidRun":
+            # It was none: nothing was executed.
+            return
+    raise OtherSpecError(
+        f"run {run_id!r} ({status_of(existing)}) has another specification: choose another id, or send what it has"
+    )
 
 
 def _canonical(value: Json) -> str | None:

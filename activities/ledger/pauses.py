@@ -110,8 +110,8 @@ class Pauses:
             moment: The present.
             operation: Its row, under the epoch of the attempt.
             outcome: How the attempt failed.
-            wait: In how long its next one is planned; None: a person is asked first, and the others find out.
-            floor: How long the tool asks to be left alone.
+            wait: In how long its next one is planned; None: a person is asked; the others find out.
+            floor: How long the tool asks to be left alone, by everybody.
         """
         attempt = {"operation_id": operation["operation_id"], "epoch": operation["epoch"]}
         # A deadline that passes before a call only repeats the category of the last one.
@@ -127,9 +127,10 @@ class Pauses:
         now = {"started_at": to_text(moment.now), "started_boot": moment.boot, "started_clock": moment.seconds}
         pause = self._sql.count_failure(connection, tool=operation["tool"], category=outcome.category, **now)
         opens = outcome.category is Category.RATE_LIMITED or pause["until"] is not None or pause["failures"] >= _DOWN
-        if wait is None or not opens:
+        asked = floor if floor is not None else wait
+        if asked is None or not opens:
             return
-        left, asked = _left(moment, pause), floor if floor is not None else wait
+        left = _left(moment, pause)
         # What was on its way when the pause began does not change it, unless the tool itself asks for more.
         if left <= timedelta(0) or (asked > left and (probe or floor is not None)):
             self._sql.open_pause(

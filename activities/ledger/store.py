@@ -313,7 +313,8 @@ class Store(Decisions):
             http_status=outcome.http_status,
             side_effect=outcome.side_effect,
             next_eligible_at=to_text(moment.now + wait) if wait is not None else None,
-            not_before=to_text(own_time(moment, attempt) + floor) if floor is not None else None,
+            # Once a person is asked, only the others are held back by it.
+            not_before=to_text(own_time(moment, attempt) + floor) if floor is not None and wait is not None else None,
         )
         if outcome.code == Code.RESULT_UNUSABLE:
             self._sql.confirm_attempts(connection, operation_id=str(operation))

@@ -87,6 +87,12 @@ async def test_an_entry_is_found_shown_and_redriven(bench: Bench, redrive: Redri
     assert left.json == []
 
 
+async def test_a_category_that_there_is_not_is_no_empty_list(redrive: Redrive) -> None:
+    for command in ("list", "groups"):
+        said = (await redrive("dlq", command, "--category", "PERMISION")).ended(2).err
+        assert "'PERMISION' is none of TRANSIENT, " in said
+
+
 async def test_a_run_whose_id_the_list_filter_cannot_hold_is_found_all_the_same(bench: Bench, redrive: Redrive) -> None:
     await bench.tool("pay", REFUSED)
     run_id = f'{bench.name} "quoted" back\\slash o\'brien'

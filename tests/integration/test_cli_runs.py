@@ -90,6 +90,17 @@ async def test_starting_is_safe_to_repeat(bench: Bench, redrive: Redrive) -> Non
     assert len(await bench.tools.effects(bench.unique("pay"))) == 1
 
 
+async def test_a_run_that_was_none_leaves_its_id_to_the_corrected_one(bench: Bench, redrive: Redrive) -> None:
+    await bench.tool("ok", **OK)
+    run_id = f"{bench.name}-mistaken"
+    async with bench.worker():
+        await redrive("run", "start", "-", "--id", run_id, stdin=spec(node("a", "okk")))
+        assert "InvalidRun" in (await redrive("run", "watch", run_id)).ended(1).err
+        corrected = await redrive("run", "start", "-", "--id", run_id, "--json", stdin=spec(node("a")))
+        assert corrected.ended(0).json["outcome"] == "RESTARTED"
+        assert (await redrive("run", "watch", run_id)).ended(0).out.splitlines()[-1] == f"{run_id} SUCCEEDED"
+
+
 async def test_a_run_that_did_not_succeed_is_started_again(bench: Bench, redrive: Redrive) -> None:
     await bench.tool("ok", **OK)
     await bench.tool("no", [{"status": 403}])

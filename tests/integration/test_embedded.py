@@ -1,12 +1,16 @@
 """The embedded server: what it keeps between starts, and what it says when it cannot start."""
 
+import asyncio
+import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Bench
 from tests.tool_server import ToolServer
+from tests.waiting import eventually
 from workers.embedded import EmbeddedServer, EmbeddedServerError, embedded_server
 from workflows.attributes import SEARCH_ATTRIBUTES
 
@@ -39,6 +43,41 @@ async def test_a_dead_letter_waits_through_a_restart_of_server_and_worker(
     denied, charged = await tool_server.calls(bench.unique("charge"))
     assert denied.key == charged.key == before.idempotency_key
     assert len(await tool_server.calls(bench.unique("mail"))) == 1
+
+
+async def test_a_folder_is_used_by_one_server_and_free_again_once_that_has_ended(tmp_path: Path) -> None:
+    async with embedded_server(tmp_path, port=0, ui_port=0):
+        with pytest.raises(EmbeddedServerError, match=r"another Temporal server uses the folder .* REDRIVE_DATA"):
+            async with embedded_server(tmp_path, port=0, ui_port=0):
+                pass
+    async with embedded_server(tmp_path, port=0, ui_port=0) as server:
+        assert await server.client.service_client.check_health()
+
+
+async def test_a_server_that_a_killed_process_has_left_behind_keeps_its_folder(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, os, sys; from pathlib import Path; from workers.embedded import embedded_server\n"
+        "async def main():\n"
+        "    async with embedded_server(Path(sys.argv[1]), port=0, ui_port=0):\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path))
+    assert await process.wait() == -signal.SIGKILL
+    with pytest.raises(EmbeddedServerError, match="pkill -f"):
+        async with embedded_server(tmp_path, port=0, ui_port=0):
+            pass
+    killed = await asyncio.create_subprocess_exec("pkill", "-f", str(tmp_path / "temporal.db"))
+    assert await killed.wait() == 0
+
+    async def again() -> bool:
+        try:
+            async with embedded_server(tmp_path, port=0, ui_port=0):
+                return True
+        except EmbeddedServerError:
+            return False
+
+    await eventually(again, "the folder to be free")
 
 
 async def test_it_listens_on_this_machine_alone_and_has_its_ui(temporal: EmbeddedServer) -> None:

@@ -1,6 +1,7 @@
 """The README and the documentation: every command in them is run, every table is held against the code."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -25,7 +26,7 @@ from activities.classify import Answer, Success, classify_answer
 from contracts.dead_letters import REFUSALS, Entry
 from contracts.failures import MAX_MESSAGE_BYTES, POLICIES
 from contracts.limits import INLINE
-from contracts.runs import RunState
+from contracts.runs import NodeSpec, RunSpec, RunState, parse_run
 from contracts.tools import Auth, Reconcile, RetryOverride, Rule, Tool, read_catalog
 from tests.lab import Bench
 from tests.waiting import eventually
@@ -330,6 +331,22 @@ def test_every_field_of_a_tool_is_documented_with_its_default() -> None:
             value = getattr(tool, name)
             assert default.strip('`"') == str(value).lower() if isinstance(value, bool) else str(value), name
     assert rows["timeout"] == f'`"{tool.timeout.total_seconds():.0f}s"`'
+
+
+def test_every_field_of_a_run_is_documented_with_its_default() -> None:
+    page = DOCS / "runs.md"
+    (example,) = re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    node = parse_run("any", [json.loads(example)]).nodes[0]
+    tables = re.findall(r"^\| field of a (node|run) .*?(?=^\n)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert tables == ["node", "run"]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page.read_text(), re.MULTILINE)
+    fields = {**NodeSpec.model_fields, **RunSpec.model_fields}
+    assert [name for name, _ in rows] == [name for name in fields if name != "nodes"]
+    for name, default in rows:
+        if re.fullmatch(r"`.*`|\d+", default):
+            value = fields[name].get_default(call_default_factory=True, validated_data={})
+            assert default.strip('`"') == ("{}" if value == {} else str(value)), name
+    assert node.deadline_seconds == 604800
 
 
 def test_the_reading_of_statuses_is_as_documented() -> None:

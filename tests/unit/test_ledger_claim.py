@@ -315,7 +315,7 @@ async def test_no_claim_is_granted_before_the_tool_allows_it(ledger: Ledger) -> 
 
 async def test_a_floor_that_is_over_holds_nobody_up(backend: Backend, ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
-    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=1))
+    await ledger.fail(OPERATION, grant.epoch, outcome(), wait=timedelta(minutes=1), floor=timedelta(minutes=1))
     backend.clock.advance(61)
     assert isinstance(await ledger.claim(request(1)), Granted)
 
@@ -326,7 +326,7 @@ async def test_a_floor_is_as_long_as_it_was_though_the_wall_clock_jumps(
 ) -> None:
     grant = await granted(ledger, request(0))
     backend.clock.jump(jump)
-    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=1))
+    await ledger.fail(OPERATION, grant.epoch, outcome(), wait=timedelta(minutes=1), floor=timedelta(minutes=1))
     backend.clock.jump(jump)
     backend.clock.advance(59)
     answer = await ledger.claim(request(1))
@@ -339,7 +339,7 @@ async def test_a_floor_is_as_long_as_it_was_though_the_wall_clock_jumps(
 
 async def test_a_floor_outlasts_a_restart_of_the_machine(backend: Backend, ledger: Ledger) -> None:
     grant = await granted(ledger, request(0))
-    await ledger.fail(OPERATION, grant.epoch, outcome(), floor=timedelta(minutes=5))
+    await ledger.fail(OPERATION, grant.epoch, outcome(), wait=timedelta(minutes=5), floor=timedelta(minutes=5))
     backend.clock.restart()
     answer = await ledger.claim(request(1))
     assert isinstance(answer, Busy)

@@ -109,6 +109,15 @@ async def test_a_429_after_which_a_person_is_asked_holds_back_nobody(ledger: Led
     assert isinstance(await claimed(ledger, 1), Granted)
 
 
+async def test_what_the_tool_asks_for_holds_for_the_others_though_a_person_is_asked_about_this_one(
+    backend: Backend, ledger: Ledger
+) -> None:
+    await fails(ledger, 0, LIMITED, wait=None, floor=3600)
+    assert is_paused(await claimed(ledger, 1), probing=False)
+    backend.clock.advance(3601)
+    assert isinstance(await claimed(ledger, 1), Granted)
+
+
 @pytest.mark.parametrize("how", [DOWN, UNREADY])
 async def test_a_tool_is_down_after_three_failures_in_a_row_of_whatever_operations(
     ledger: Ledger, how: Outcome
