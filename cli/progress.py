@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.output import coloured, console, moment, note, pairs, pretty_json, print_json_line, printable, say, table
 from contracts.runs import NodeState, NodeStatus
-from workers.runs import RunFailure, RunView
+from workers.runs import Retry, RunFailure, RunView
 
 __all__ = ["follow", "render", "why_not"]
 
@@ -41,6 +41,9 @@ def render(view: RunView, rows: int | None = None) -> RenderableType:
     commands = _commands(view)
     if commands:
         parts += [Text(), Text("waits for a decision:", style="yellow"), *(Text(f"  {line}") for line in commands)]
+    if view.retrying:
+        lines = [printable(_retry(retry)) for retry in view.retrying]
+        parts += [Text(), Text("tried again by itself:", style="yellow"), *(Text(f"  {line}") for line in lines)]
     if view.unanswered is not None and view.ended_at is None:
         parts += [Text(), Text(printable(view.unanswered), style="bold yellow")]
     if view.failure is not None:
@@ -85,6 +88,11 @@ def _commands(view: RunView) -> list[str]:
     if len(waiting) > _COMMANDS:
         lines.append(f"redrive dlq list --run {shlex.quote(view.run_id)}   (all {len(waiting)} of them)")
     return lines
+
+
+def _retry(retry: Retry) -> str:
+    when = f"attempt {retry.attempt} " + (f"at {moment(retry.next_at)}" if retry.next_at else "is under way")
+    return f"{retry.node_id}: {when}, after {retry.category}: {retry.message}"
 
 
 def _command(view: RunView, node_id: str) -> str:

@@ -1,10 +1,12 @@
 """Asking a workflow, from outside, without waiting for ever."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -13,7 +15,17 @@ from activities.executions import Execution
 from contracts.base import Json, Model, problems_of
 from workers.storage import foreign_reference
 
-__all__ = ["ANSWER_WITHIN", "TOOK_TOO_LONG", "NoAnswerError", "inputs_of", "no_answer", "query", "read_answer"]
+__all__ = [
+    "ANSWER_WITHIN",
+    "TOOK_TOO_LONG",
+    "NoAnswerError",
+    "failed_call",
+    "inputs_of",
+    "next_attempt",
+    "no_answer",
+    "query",
+    "read_answer",
+]
 
 ANSWER_WITHIN: Final = timedelta(seconds=7)
 """How long a worker may take to answer a query, or to take up an update; without one, Temporal would wait for ever."""
@@ -55,6 +67,26 @@ async def inputs_of(client: Client, execution: Execution) -> list[Json] | None:
             raise
         # Bytes, or an encoding that this client does not know: not what it would send.
         return []
+
+
+async def failed_call(client: Client, workflow_id: str) -> PendingActivityInfo | None:
+    """A node's call that has failed and is made again; None if there is none."""
+    try:
+        pending = (await client.get_workflow_handle(workflow_id).describe()).raw_description.pending_activities
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    failed = (call for call in pending if call.activity_type.name == "call_tool" and call.HasField("last_failure"))
+    return next(failed, None)
+
+
+def next_attempt(call: PendingActivityInfo) -> datetime | None:
+    """When a pending call is made again; None: it is under way."""
+    if call.state != PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED:
+        return None
+    planned = call.next_attempt_schedule_time if call.HasField("next_attempt_schedule_time") else call.scheduled_time
+    return planned.ToDatetime(UTC)
 
 
 async def query(client: Client, execution: Execution, name: str, *arguments: Json) -> Json:

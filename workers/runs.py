@@ -1,6 +1,7 @@
 """Runs, from outside: starting one safely, how it is doing, following it, cancelling it, listing them."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -13,14 +14,16 @@ from temporalio.exceptions import ApplicationError, FailureError, WorkflowAlread
 from activities.executions import NEWEST, OPEN, Execution, describe, executions
 from contracts.base import Json, Model, UtcTime
 from contracts.canonical import canonical_json
-from contracts.runs import RunState, RunStatus, parse_run
-from workers.executions import NoAnswerError, inputs_of, query, read_answer
+from contracts.identity import node_workflow_id
+from contracts.runs import NodeStatus, RunState, RunStatus, parse_run
+from workers.executions import NoAnswerError, failed_call, inputs_of, next_attempt, query, read_answer
 from workers.settings import Settings
 from workflows.attributes import STATUS
 
 __all__ = [
     "RUN_STATUSES",
     "OtherSpecError",
+    "Retry",
     "RunFailure",
     "RunNotFoundError",
     "RunView",
@@ -36,6 +39,8 @@ __all__ = [
 
 _START_TRIES: Final = 10
 _PATIENCE: Final = 1.0
+_LOOKED_AT: Final = 20
+"""Of how many nodes at work the server is asked what they wait for."""
 
 _ENDED_AS: Final[Mapping[str, str]] = {
     "COMPLETED": RunStatus.SUCCEEDED,
@@ -191,6 +196,21 @@ class RunFailure(Model):
     details: Json = None
 
 
+class Retry(Model):
+    """A node's call that has failed, and is made again by itself.
+
+    Attributes:
+        attempt: Temporal's number of the next one, or of the one under way.
+        next_at: When it comes; None: it is under way.
+    """
+
+    node_id: str
+    attempt: int
+    category: str
+    message: str
+    next_at: UtcTime | None
+
+
 class RunView(Model):
     """How a run is doing.
 
@@ -199,6 +219,7 @@ class RunView(Model):
         state: What the run itself says; None where nobody could be asked.
         tools: The tool of each node, as far as it is known.
         unanswered: Why the run could not be asked just now; `state` is then what it said before.
+        retrying: What is tried again just now, of the first nodes at work.
     """
 
     run_id: str
@@ -210,6 +231,7 @@ class RunView(Model):
     result: Json = None
     failure: RunFailure | None = None
     unanswered: str | None = None
+    retrying: list[Retry] = []
 
     def document(self) -> dict[str, Json]:
         """As JSON: the answer of the ``status`` query, and for a run that has ended its result or failure."""
@@ -218,6 +240,8 @@ class RunView(Model):
             document = self.state.model_dump(mode="json") | document
         if self.unanswered is not None:
             document["unanswered"] = self.unanswered
+        if self.retrying:
+            document["retrying"] = [retry.model_dump(mode="json") for retry in self.retrying]
         if self.ended_at is not None and self.failure is None:
             document["result"] = self.result
         elif self.failure is not None:
@@ -241,7 +265,25 @@ async def view_run(client: Client, run_id: str) -> RunView:
             raise
         return view.model_copy(update={"unanswered": str(error)})
     status = state.status if execution.ended_at is None and view.status != "PAUSED" else view.status
-    return view.model_copy(update={"state": state, "status": status})
+    retrying = await _retrying(client, state) if execution.ended_at is None else []
+    return view.model_copy(update={"state": state, "status": status, "retrying": retrying})
+
+
+async def _retrying(client: Client, state: RunState) -> list[Retry]:
+    at_work = (name for name, node in state.nodes.items() if node.status is NodeStatus.RUNNING)
+    names = list(itertools.islice(at_work, _LOOKED_AT))
+    calls = await asyncio.gather(*(failed_call(client, node_workflow_id(state.run_id, name)) for name in names))
+    return [
+        Retry(
+            node_id=name,
+            attempt=call.attempt,
+            category=call.last_failure.application_failure_info.type,
+            message=call.last_failure.message,
+            next_at=next_attempt(call),
+        )
+        for name, call in zip(names, calls, strict=True)
+        if call is not None
+    ]
 
 
 async def _begin_view(client: Client, execution: Execution) -> RunView:

@@ -168,6 +168,26 @@ async def test_following_a_blocked_run_names_the_command_and_goes_on_after_the_d
             assert (await watch.ended()).code == 0
 
 
+async def test_what_is_tried_again_is_shown_with_its_failure_and_its_time(bench: Bench, redrive: Redrive) -> None:
+    await bench.tool("away", [{"status": 503, "headers": {"Retry-After": "3600"}}])
+    async with bench.worker():
+        run = await bench.start(node("a", "away"))
+
+        async def shown() -> list[dict[str, Any]] | None:
+            found: list[dict[str, Any]] | None = (
+                (await redrive("run", "show", run.id, "--json")).ended(0).json.get("retrying")
+            )
+            return found
+
+        [retry] = await eventually(shown, "the retry to be shown")
+        assert (retry["node_id"], retry["attempt"], retry["category"]) == ("a", 2, "DEPENDENCY_DOWN")
+        assert "503" in retry["message"]
+        text = (await redrive("run", "show", run.id)).ended(0).out
+        assert "tried again by itself:" in text
+        assert f"a: attempt 2 at {retry['next_at'][:10]}" in text
+        await run.cancel()
+
+
 async def test_a_run_is_cancelled_once(bench: Bench, redrive: Redrive) -> None:
     await bench.tool("pay", [{"status": 403}])
     run_id = f"{bench.name}-cancel"

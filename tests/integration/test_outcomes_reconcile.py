@@ -106,7 +106,7 @@ async def test_no_answer_is_asked_again_and_in_the_end_a_person_is_told(bench: B
         Row(
             name="refused",
             steps=[LOST],
-            reconcile={"url": f"http://127.0.0.1:{bench.tools.refused_port}/"},
+            reconcile={"url": f"http://127.0.0.1:{bench.tools.refused_port}/{{idempotency_key}}"},
             want=undecided("POSSIBLE", 0),
         ),
         Row(
