@@ -83,6 +83,8 @@ def problems_of(error: ValidationError, prefix: tuple[str | int, ...] = ()) -> l
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         where = place((*prefix, *_written(detail["loc"])))
         message = _MESSAGES.get(detail["type"], detail["msg"].removeprefix("Value error, "))
+        # Pydantic writes a bound as Python has it.
+        message = message.replace("datetime.timedelta(0)", "0 seconds")
         messages = places.setdefault(where, [])
         if message not in messages:
             messages.append(message)

@@ -468,6 +468,9 @@ def read_catalog(data: Mapping[str, Any], source: str = "tools.toml", folder: Pa
         if not isinstance(entry, dict):
             problems.append(f"{where}: a tool is a table, not {tell(entry)}")
             continue
+        if (inner := _dotted(entry)) is not None:
+            problems.append(f'{where}.{inner}: unknown field; a name with a dot is quoted: [tools."{name}.{inner}"]')
+            continue
         fields, unreadable = _with_schemas(entry, folder)
         problems += [f"{where}.{problem}" for problem in unreadable]
         try:
@@ -496,6 +499,12 @@ def _with_schemas(entry: dict[str, Any], folder: Path | None) -> tuple[dict[str,
                 problems.append(f"{field}: cannot read {path}: {error}")
                 del entry[field]
     return entry, problems
+
+
+def _dotted(entry: Mapping[str, Any]) -> str | None:
+    """What stands within a tool, and is one itself: TOML takes the dot of an unquoted name for a table within."""
+    unknown = (key for key, value in entry.items() if key not in Tool.model_fields and isinstance(value, dict))
+    return next((key for key in unknown if "url" in entry[key]), None)
 
 
 def placeholders(url: str) -> list[str]:

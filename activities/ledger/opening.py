@@ -29,6 +29,7 @@ async def _postgres(url: str) -> Ledger:
         from activities.ledger.postgres import PostgresLedger  # noqa: PLC0415 - an extra: not everybody has it
     except ImportError as error:
         raise LedgerUnavailableError(
-            f"a ledger in PostgreSQL needs more packages ({error}): pip install 'redrive[postgresql]'"
+            f"a ledger in PostgreSQL needs more packages ({error}): install Redrive's extra, in its clone by "
+            "pip install '.[postgresql]'"
         ) from error
     return await PostgresLedger.open(url)

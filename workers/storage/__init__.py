@@ -26,6 +26,7 @@ def open_storage(url: str) -> Storage:
         from workers.storage.s3 import S3Storage  # noqa: PLC0415 - an extra, which most do without
     except ModuleNotFoundError as error:
         raise StorageError(
-            f"REDRIVE_STORAGE names a bucket of S3, and {error.name} is not installed: pip install 'redrive[s3]'"
+            f"REDRIVE_STORAGE names a bucket of S3, and {error.name} is not installed: install "
+            "Redrive's extra, in its clone by pip install '.[s3]'"
         ) from error
     return S3Storage(parts.netloc, path.strip("/"))
