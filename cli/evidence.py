@@ -1,7 +1,7 @@
 """How evidence is shown: a dead letter, its attempts and decisions, an operation of the ledger."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
@@ -196,11 +196,24 @@ def _commands(entry: Entry) -> list[str]:
     """The commands that decide the entry as it is shown here: had it been redriven since, they would be refused."""
     name = shlex.quote(f"{entry.run_id}/{entry.node_id}")
     common = f"--if-redrives {entry.redrives}"
-    overrides = "".join(f" --override {code}" for code in entry.eligibility.refusals if REFUSALS[code].overridable)
+    refusals = entry.eligibility.refusals
+    options = [_MENDED_BY.get(code, f"--override {code}" if REFUSALS[code].overridable else None) for code in refusals]
     commands = [
-        f"redrive dlq redrive {name} {common} --reason '…'{overrides}",
         f"redrive dlq resolve {name} {common} --reason '…' --output RESULT.json",
         f"redrive dlq discard {name} {common} --reason '…'",
-        f"redrive dlq reconcile {name} {common}",
     ]
+    if None not in options:
+        redrive = ["redrive dlq redrive", name, common, "--reason '…'", *dict.fromkeys(filter(None, options))]
+        commands.insert(0, " ".join(redrive))
+    if entry.side_effect is SideEffect.POSSIBLE:
+        commands.append(f"redrive dlq reconcile {name} {common}")
     return [printable(command) for command in commands]
+
+
+_MENDED_BY: Final[Mapping[RefusalCode, str]] = {
+    RefusalCode.INPUT_INVALID: "--input INPUT.json",
+    RefusalCode.APPROVAL_EXPIRED: "--approval APPROVAL.json",
+    RefusalCode.APPROVAL_REVOKED: "--approval APPROVAL.json",
+    RefusalCode.APPROVAL_VOID: "--approval APPROVAL.json",
+}
+"""What a redrive brings along where it would be refused without; other refusals are overridden, or stand."""

@@ -153,9 +153,30 @@ def test_an_entry_says_what_stands_in_the_way_and_what_can_be_done() -> None:
     text = shown(render_entry(entry()), width=400)
     assert "sending again could repeat it; find out at the tool" in text
     assert "the run has ended; start a new run" in text
-    assert "redrive dlq redrive 'order 1/charge' --if-redrives 2" in text
-    assert "--override SIDE_EFFECT_UNRESOLVED" in text
-    assert "--override RUN_CLOSED" not in text
+    assert "redrive dlq resolve 'order 1/charge' --if-redrives 2" in text
+    assert "dlq redrive" not in text, "nothing helps against a run that has ended"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "options"),
+    [
+        ([], ""),
+        ([RefusalCode.SIDE_EFFECT_UNRESOLVED], " --override SIDE_EFFECT_UNRESOLVED"),
+        ([RefusalCode.INPUT_INVALID], " --input INPUT.json"),
+        ([RefusalCode.APPROVAL_VOID, RefusalCode.APPROVAL_EXPIRED], " --approval APPROVAL.json"),
+    ],
+)
+def test_the_redrive_that_is_offered_would_be_accepted(refusals: list[RefusalCode], options: str) -> None:
+    eligibility = Eligibility(redrivable=not refusals, refusals=refusals, checked_at=NOW)
+    text = shown(render_entry(entry().model_copy(update={"eligibility": eligibility})), width=400)
+    line = f"  redrive dlq redrive 'order 1/charge' --if-redrives 2 --reason '…'{options}"
+    assert line in [each.rstrip() for each in text.splitlines()]
+
+
+@pytest.mark.parametrize("effect", list(SideEffect))
+def test_the_tool_is_only_asked_where_that_can_tell_something_new(effect: SideEffect) -> None:
+    text = shown(render_entry(entry().model_copy(update={"side_effect": effect})), width=400)
+    assert ("dlq reconcile" in text) is (effect is SideEffect.POSSIBLE)
 
 
 def test_a_closed_entry_has_nothing_to_decide() -> None:
