@@ -51,7 +51,7 @@ class RawServer:
         # Whoever is sent too much goes away before the end.
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-            path = head.split(b" ", 2)[1].decode().lstrip("/")
+            path = head.split(b" ", 2)[1].decode().lstrip("/").partition("?")[0]
             self.requests.setdefault(path, []).append(head)
             for line in head.lower().split(b"\r\n"):
                 if line.startswith(b"content-length:"):

@@ -105,7 +105,8 @@ async def test_bombs_end_in_a_clear_error_and_never_in_memory(bench: Bench) -> N
         bench.webhook = server.url("webhook")
         for name in rows:
             await bench.tool(name, url=server.url(name), timeout="30s")
-        await bench.tool("asked", url=server.url("asked"), reconcile={"url": server.url("question"), "output": ""})
+        question = server.url("question") + "?key={idempotency_key}"
+        await bench.tool("asked", url=server.url("asked"), reconcile={"url": question, "output": ""})
         await bench.tool("warm", url=server.url("warm"))
         async with WorkerProcess.start(bench) as worker:
             for run in [await started(bench, "warm") for _ in range(4)]:
