@@ -1,7 +1,7 @@
 """What was found, as JSON for programs and as a table for people."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,27 +107,38 @@ def _number(value: float) -> str:
 
 def _others(results: Results) -> Iterator[str]:
     for name, found in results.others.items():
-        yield f"\n### {name}\n"
-        yield from _tables(found)
+        yield f"\n### {name}"
+        for title, part in found.items():
+            yield from _table_of(title, part)
 
 
-def _tables(found: Any) -> Iterator[str]:
-    """A list of like objects as a table, an object of values as lines; anything else as it is."""
-    if isinstance(found, list) and found and all(isinstance(each, dict) for each in found):
-        columns = list(dict.fromkeys(key for each in found for key in each))
-        yield "| " + " | ".join(columns) + " |"
-        yield "| " + " | ".join("---" for _ in columns) + " |"
-        for each in found:
-            yield "| " + " | ".join(_cell(each.get(column, "")) for column in columns) + " |"
-    elif isinstance(found, dict):
-        for name, value in found.items():
-            if isinstance(value, list | dict):
-                yield f"\n{name}\n"
-                yield from _tables(value)
-            else:
-                yield f"- {name}: {_cell(value)}"
-    else:
-        yield f"- {_cell(found)}"
+def _table_of(title: str, part: Any) -> Iterator[str]:
+    """Objects of figures, one a line, be they in a list or under names; what is no such table is in the JSON alone."""
+    lines = (
+        [{"": name, **line} for name, line in part.items() if isinstance(line, dict)]
+        if isinstance(part, dict)
+        else part
+    )
+    if title in _RAW or not isinstance(lines, list) or not lines or not all(isinstance(line, dict) for line in lines):
+        return
+    flat = [dict(_flat(line)) for line in lines]
+    columns = list(dict.fromkeys(key for line in flat for key in line))
+    yield f"\n{title.replace('_', ' ')}\n"
+    yield "| " + " | ".join(column.replace("_", " ") for column in columns) + " |"
+    yield "| " + " | ".join("---" for _ in columns) + " |"
+    for line in flat:
+        yield "| " + " | ".join(_cell(line.get(column, "")) for column in columns) + " |"
+
+
+def _flat(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in line.items():
+        if isinstance(value, dict):
+            yield from _flat(value)
+        elif not isinstance(value, list):
+            yield key, value
+
+
+_RAW: Final = ("machine", "versions", "each_round")
 
 
 def _cell(value: Any) -> str:
