@@ -89,19 +89,19 @@ class CallTool:
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    def _begin(self, dispatch: Dispatch) -> "OperationEntry":
+    def _begin(self, dispatch: Dispatch) -> OperationEntry:
         entry = OperationEntry(self._context, self._gates.get(dispatch.tool), dispatch)
         self._under_way.add(entry.work)
         entry.work.add_done_callback(self._done)
         return entry
 
-    def _done(self, work: "asyncio.Task[CallResult]") -> None:
+    def _done(self, work: asyncio.Task[CallResult]) -> None:
         self._under_way.discard(work)
         # What the ledger has is not missed where nobody waits for it; a bug would be.
         if not work.cancelled() and not isinstance(error := work.exception(), ApplicationError | None):
             activity.logger.error("a call has failed unexpectedly", exc_info=error)
 
-    def _leave(self, entry: "OperationEntry") -> None:
+    def _leave(self, entry: OperationEntry) -> None:
         if entry.in_line:
             entry.work.cancel()
             return

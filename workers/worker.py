@@ -102,7 +102,7 @@ async def running_worker(client: Client, settings: Settings, wiring: Wiring = Wi
             task_queue=settings.task_queue,
             namespace=client.namespace,
             tools=len(catalog.tools),
-            ledger=_named(settings.ledger.get_secret_value()),
+            ledger=ledger.name,
         )
         try:
             yield
@@ -110,12 +110,6 @@ async def running_worker(client: Client, settings: Settings, wiring: Wiring = Wi
             _log.info("stopping: no new work is taken, calls in flight finish")
             # All at once: the stack would stop one after the other, and the last would go on taking work until then.
             await asyncio.gather(*(worker.shutdown() for worker in workers))
-
-
-def _named(ledger: str) -> str:
-    """A ledger's URL without its secrets; all workers of a task queue have to say the same."""
-    parts = urlsplit(ledger)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _warn_of_a_ledger_for_one_machine(client: Client, settings: Settings) -> None:

@@ -282,7 +282,7 @@ class Run:
             if self._emptied is None:
                 self._emptied = asyncio.create_task(self._empty())
             await workflow.wait_condition(lambda: self._batch < _BATCH_BYTES)
-        # They go along with each child.
+        # Revocations go along with each child.
         self._batch += size + sum(
             json_size(revocation.model_dump(mode="json")) for revocation in self._revoked.values()
         )

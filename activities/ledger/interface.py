@@ -32,6 +32,9 @@ class Ledger(Protocol):
     cannot be read or written; then nothing is known to have been changed.
     """
 
+    name: str
+    """Where it is, without its secrets."""
+
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Asks for the right to send; the attempt's row is committed before `Granted` is answered.
 

@@ -129,9 +129,8 @@ class PostgresLedger(DatabaseLedger):
     """See `Ledger`. The synchronous driver in threads: as fast as the asynchronous ones, and the rules stand once."""
 
     def __init__(self, pool: ConnectionPool[_Connection], name: str, clock: LedgerClock) -> None:
-        super().__init__("psycopg")
+        super().__init__("psycopg", name)
         self._pool = pool
-        self._name = name
         self._clock = clock
         self._threads = ThreadPoolExecutor(max_workers=_CONNECTIONS, thread_name_prefix="redrive-ledger")
 
@@ -191,10 +190,10 @@ class PostgresLedger(DatabaseLedger):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, job.run, self._pool)
         except TimeoutError as error:
             job.give_up()
-            raise _unavailable(self._name, error, uncertain=job.begun) from None
+            raise _unavailable(self.name, error, uncertain=job.begun) from None
         except psycopg.Error as error:
             # `from None`: it says why, and the server cuts a failure with long causes down to nothing.
-            raise _unavailable(self._name, error, uncertain=job.lost) from None
+            raise _unavailable(self.name, error, uncertain=job.lost) from None
 
     async def close(self) -> None:
         """See `Ledger.close`."""

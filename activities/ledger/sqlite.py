@@ -38,7 +38,7 @@ class SqliteLedger(DatabaseLedger):
     def __init__(
         self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path, clock: LedgerClock
     ) -> None:
-        super().__init__("sqlite3")
+        super().__init__("sqlite3", f"sqlite:///{path}")
         self._path = path
         self._writer = Writer(connection, thread, clock, _Files(path).check)
 

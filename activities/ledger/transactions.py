@@ -41,7 +41,8 @@ _T = TypeVar("_T")
 class DatabaseLedger(ABC):
     """See `Ledger`; each method says there what it promises."""
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, name: str) -> None:
+        self.name = name
         queries = aiosql.from_path(_HERE / "queries.sql", dialect, mandatory_parameters=False)
         self._store = Store(queries, LEASE)
         self._housekeeping = Housekeeping(queries)
@@ -110,9 +111,9 @@ class DatabaseLedger(ABC):
         waiting = iter(sorted(node_ids))
         while batch := list(itertools.islice(waiting, _AT_ONCE)):
             nodes = [node_workflow_id(run_id, node_id) for node_id in batch]
-            answer = await self._transaction(nodes, self._store.cancel, run_id, batch, fence, for_good)
-            uncertain += answer[0]
-            ended += answer[1]
+            at_risk, over = await self._transaction(nodes, self._store.cancel, run_id, batch, fence, for_good)
+            uncertain += at_risk
+            ended += over
         return [*uncertain, *ended]
 
     async def node(self, run_id: str, node_id: str) -> NodeView | None:

@@ -294,3 +294,18 @@ async def test_a_sqlite_ledger_beside_a_temporal_elsewhere_is_warned_of_once(ben
 async def test_a_ledger_in_postgresql_is_for_any_number_of_machines(bench: Bench, postgres: PostgresServer) -> None:
     bench.ledger = postgres.url(await postgres.database())
     assert await _warnings(bench, _ELSEWHERE) == []
+
+
+async def test_a_worker_names_its_ledger_without_the_password(bench: Bench, postgres: PostgresServer) -> None:
+    await bench.tool("pay", [{}])
+    url = postgres.url(await postgres.database())
+    # libpq takes this for a password, most readers of URLs take it for a query.
+    bench.ledger = url.replace("@", ":hunter2?x@", 1)
+    assert bench.ledger != url
+    with structlog.testing.capture_logs() as logs:
+        async with bench.worker():
+            pass
+    [named] = [log["ledger"] for log in logs if log["event"] == "polling"]
+    assert named.startswith("postgresql://")
+    assert named.endswith(url.rpartition("/")[2])
+    assert "hunter2" not in str(logs)
