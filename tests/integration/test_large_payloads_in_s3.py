@@ -115,5 +115,5 @@ async def test_a_bucket_that_is_not_there_is_named(s3: None) -> None:
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "workers.storage.s3", raising=False)
     monkeypatch.setitem(sys.modules, "aiobotocore.config", None)
-    with pytest.raises(StorageError, match=r"pip install 'redrive\[s3\]'"):
+    with pytest.raises(StorageError, match=r"pip install '\.\[s3\]'"):
         open_storage("s3://bucket")

@@ -99,10 +99,12 @@ async def test_a_dead_letter_takes_thousands_of_signals_and_then_a_decision(benc
     assert not await flood(letter, mixed, _WHILE_NOBODY_IS_THERE)
     async with bench.worker():
         assert not await flood(letter, mixed, _MORE_THAN_A_HISTORY_TAKES)
-        await letter.signal("discard", {"decided_by": "tester", "decision_id": "last"})
+        # An update has its turn after every signal before it, and its answer is waited for.
+        answer = await bench.decide(run, "call", "redrive", if_redrives=7, decision_id="last")
+        assert answer.outcome is DecisionOutcome.REFUSED
         assert await continued(bench, letter, first) < 10_000
-        entry = await with_decision(bench, run, "last")
-        assert (entry.decisions[-1].decision_id, entry.decisions[-1].outcome) == ("last", DecisionOutcome.REJECTED)
+        entry = await bench.entry(run, "call")
+        assert entry.decisions[-1] == answer
         assert len(entry.decisions) == 200
         assert len(entry.model_dump_json()) < 512 * 1024
         assert (entry.status, entry.redrives) == ("AWAITING_DECISION", 0)
