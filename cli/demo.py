@@ -69,9 +69,20 @@ class _Story:
         self._screen = screen
         self._began = time.monotonic()
         self._calls: dict[str, int] = {}
+        self._reader_gone = False
+        self._teller: asyncio.Task[None] | None = None
 
     async def tell(self, keep: bool, port: int | None, ui_port: int | None, as_json: bool) -> None:
-        """The whole demo, from the start of the server to its end."""
+        """The whole demo, from the start of the server to its end; or until nobody reads it, as of ``| head``."""
+        self._teller = asyncio.current_task()
+        try:
+            await self._tell(keep, port, ui_port, as_json)
+        except asyncio.CancelledError:
+            if self._reader_gone:
+                raise BrokenPipeError from None
+            raise
+
+    async def _tell(self, keep: bool, port: int | None, ui_port: int | None, as_json: bool) -> None:
         from workers.demo import shortfalls, stage
 
         self._title("Redrive demo: an order of six steps, and tools that misbehave")
@@ -133,12 +144,17 @@ class _Story:
         if not call.question:
             number = self._calls[call.key] = self._calls.get(call.key, 0) + 1
             note += f" (call {number}, same key)" if number > 1 else ""
-        self._screen.print(
-            Text.assemble(
-                (f"  {call.at - self._began:5.1f} s  ", "dim"), f"{call.tool:18}", (f"{what:6}", style), note
-            ),
-            soft_wrap=True,
+        line = Text.assemble(
+            (f"  {call.at - self._began:5.1f} s  ", "dim"), f"{call.tool:18}", (f"{what:6}", style), note
         )
+        try:
+            self._screen.print(line, soft_wrap=True)
+        except SystemExit:
+            # rich's answer to a pipe that nobody reads any more. Out of a tool's task it would end the event loop with
+            # the server and the worker on it, instead of the demo.
+            self._reader_gone = True
+            if self._teller is not None:
+                self._teller.cancel()
 
     def _show_dead_letter(self, running: "Stage", entry: "Entry") -> None:
         name = f"{entry.run_id}/{entry.node_id}"

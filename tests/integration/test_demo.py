@@ -138,6 +138,32 @@ async def test_it_finds_other_ports_shows_its_way_and_leaves_nothing_behind(tmp_
     assert "Traceback" not in demo.err
 
 
+async def test_it_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    with (tmp_path / "err").open("wb") as err:
+        read, write = os.pipe()
+        with os.fdopen(read) as lines, os.fdopen(write, "wb") as pipe:
+            demo = await asyncio.create_subprocess_exec(
+                *(sys.executable, *MAIN, "demo", "--port", "0", "--ui-port", "0"),
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(tmp_path)},
+                stdout=pipe,
+                stderr=err,
+            )
+            pipe.close()
+            while "inventory.reserve" not in (line := await asyncio.to_thread(lines.readline)):
+                assert line, (tmp_path / "err").read_text()
+        # As `head` does it: the next call of a tool finds that nobody reads.
+        try:
+            async with asyncio.timeout(100):
+                assert await demo.wait() == 1
+        finally:
+            if demo.returncode is None:
+                demo.kill()
+                await demo.wait()
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    assert not kept_in(tmp_path)
+
+
 def kept_in(folder: Path) -> list[Path]:
     return list(folder.glob("redrive-demo-*"))
 
