@@ -7,6 +7,7 @@ from jsonschema import Draft202012Validator, SchemaError
 from jsonschema import ValidationError as SchemaViolation
 from jsonschema.exceptions import UnknownType
 from jsonschema.validators import validator_for
+from pydantic import JsonValue
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, UnknownDialect, specification_with
@@ -15,7 +16,7 @@ from contracts.base import Json, place
 
 __all__ = ["Schema", "check_schema", "schema_problems"]
 
-Schema = bool | dict[str, Json]
+Schema = bool | dict[str, JsonValue]
 """A JSON Schema."""
 
 _UNUSABLE_SCHEMA: Final = (

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     BeforeValidator,
     Field,
+    JsonValue,
     StrictBool,
     StrictInt,
     ValidationError,
@@ -22,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from contracts.base import Json, Model, Number, problems_of, tell
+from contracts.base import Model, Number, problems_of, tell
 from contracts.canonical import content_hash, json_problem
 from contracts.failures import POLICIES, Category, Policy, SideEffect
 from contracts.identity import problem_with_tool_name
@@ -222,14 +223,14 @@ class Rule(Model):
     status: StrictInt | str | None = None
     header: str | None = None
     pointer: str | None = None
-    equals: Json = None
+    equals: JsonValue = None
     category: Meaning
     side_effect: SideEffect | None = None
     """None: as the classification table has it for the status."""
 
     @field_validator("equals")
     @classmethod
-    def _equals(cls, value: Json) -> Json:
+    def _equals(cls, value: JsonValue) -> JsonValue:
         return _check_json(value)
 
     @field_validator("status")
@@ -413,7 +414,7 @@ _FINGERPRINTED: Final = {
 class CatalogFile(Model):
     """The shape of ``tools.toml`` (``redrive schema tools``)."""
 
-    tools: dict[str, dict[str, Json]]
+    tools: dict[str, dict[str, JsonValue]]
 
 
 class Catalog(Model):
@@ -548,7 +549,7 @@ def is_header_value(text: str) -> bool:
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
-def _check_json(value: Json) -> Json:
+def _check_json(value: JsonValue) -> JsonValue:
     if problem := json_problem(value):
         raise ValueError(problem)
     return value

@@ -46,8 +46,8 @@ WORKFLOWS: Final[Sequence[type]] = (Run, Node, DeadLetter, Sweep)
 
 _HEARTBEAT_THROTTLE: Final = timedelta(seconds=3)
 """A lost worker is noticed after the heartbeat timeout (15 s), which the SDK's own throttle would starve."""
-_WORKFLOW_TASK_TIMEOUT: Final = 10
-"""Temporal's default, in seconds: whatever takes longer is lost."""
+_ENDLESS: Final = 60
+"""Seconds of one workflow task after which its code is taken to loop for ever; the slowest machine is done with any."""
 _EAGER: Final = 20
 """How many calls a workflow task may bring along instead of queueing them. With 3, the default, a fast run's node costs
 the server 3.6 ms of CPU, with 20 it is 2.7 ms, with 100 2.3 ms; but what is brought along passes by everybody else."""
@@ -179,15 +179,15 @@ def _workers(client: Client, settings: Settings, context: Context, call_tool: Ca
 
 
 def _give_time(worker: Worker) -> None:
-    """Lets a busy machine take 10,000 signals, as many as an execution may receive, in one workflow task.
+    """Lets a busy machine finish a workflow task that has much to read, as 10,000 signals or megabytes of outputs.
 
-    They cost 0.6 s of CPU in the SDK alone. After two seconds it takes that for a deadlock and interrupts the workflow,
-    which it then often cannot evict: until the worker is restarted, all its workflow tasks time out. The SDK has no
-    option for this but ``debug_mode``, which runs workflows in the main thread.
+    After two seconds the SDK takes that for a deadlock and interrupts the workflow, which it then often cannot evict:
+    this worker has lost it, and does not end at SIGTERM any more. A task that only takes longer than the server waits,
+    ten seconds, is had again. The SDK has no option for this but ``debug_mode``: workflows in the main thread.
     """
     inner = worker._workflow_worker  # pyright: ignore[reportPrivateUsage]  # there is no other way
     assert inner is not None
-    inner._deadlock_timeout_seconds = _WORKFLOW_TASK_TIMEOUT  # pyright: ignore[reportPrivateUsage]
+    inner._deadlock_timeout_seconds = _ENDLESS  # pyright: ignore[reportPrivateUsage]
 
 
 def _rated(catalog: Catalog) -> list[Tool]:

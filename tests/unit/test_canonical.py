@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from contracts.base import Json, Unreadable
 from contracts.canonical import MAX_DEPTH, canonical_json, content_hash, is_small, json_problem, json_size, same_json
+from contracts.dispatch import CallResult
+from contracts.runs import Source
 from tests.unit.json_values import nested, plain_json
 
 
@@ -132,3 +134,10 @@ def test_what_is_read_in_no_time_is_small(value: Json) -> None:
 )
 def test_what_takes_a_while_to_read_is_not_small_and_that_is_found_out_at_once(value: Json) -> None:
     assert not is_small(value)
+
+
+def test_a_message_takes_a_json_value_as_it_is_however_much_is_in_it() -> None:
+    output: Json = {"rows": [{"id": number} for number in range(3)]}
+    result = CallResult(operation_id="r/n/1", attempt_count=1, source=Source.EXECUTED, output=output)
+    assert result.output is output
+    assert CallResult.model_validate_json(result.model_dump_json()) == result
