@@ -68,15 +68,19 @@ class Gate:
         self.slots = asyncio.Semaphore(tool.concurrency)
         self.interval = timedelta(seconds=1 / tool.rate_per_second) if tool.rate_per_second is not None else None
         self._free_at = 0.0
+        self._turns = asyncio.Lock()
 
     async def turn(self, wait: timedelta) -> None:
         """Lets so much time pass; and more, if this process is busy and wakes all at once whose time has come."""
         await asyncio.sleep(wait.total_seconds())
-        if self.interval is not None:
+        if self.interval is None:
+            return
+        async with self._turns:
             now = boot_seconds()
             start = max(self._free_at, now)
-            self._free_at = start + self.interval.total_seconds()
             await asyncio.sleep(start - now)
+            # Who woke late is followed at once, but by one alone.
+            self._free_at = max(start + self.interval.total_seconds(), boot_seconds())
 
 
 class OperationEntry:

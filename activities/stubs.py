@@ -77,7 +77,7 @@ async def preflight(request: PreflightRequest) -> PreflightAnswer:
 
 
 @activity.defn
-async def read_outputs(request: OutputsRequest) -> dict[str, Json]:
+async def read_outputs(request: OutputsRequest) -> dict[str, dict[str, Json]]:
     """See `activities.outputs`."""
     raise NotImplementedError
 

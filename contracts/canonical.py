@@ -99,7 +99,7 @@ def _children(item: dict[str, Json] | list[Json]) -> Iterable[Json]:
 def _all_plain(level: list[Json]) -> bool:
     """Whether nothing is the matter with any of them; what is, is found item by item, which is slow.
 
-    Some megabytes may hold millions of values, and a workflow task has two seconds for them.
+    Some megabytes may hold millions of values, and a workflow task has seconds for all that it does.
     """
     kinds = set(map(type, level))
     if not kinds <= _PLAIN:

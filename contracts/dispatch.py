@@ -327,10 +327,10 @@ class Evidence(Model):
 
 
 class OutputsRequest(Model):
-    """Asks for the outputs of nodes that have ended."""
+    """Asks for what nodes have ended with: of each, the places in its output that are needed (JSON Pointers)."""
 
     run_id: str
-    node_ids: list[str]
+    pointers: dict[str, list[str]]
 
 
 class QueuedDecision(Model):

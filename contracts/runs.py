@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, StrictInt, ValidationError
@@ -222,6 +223,9 @@ class InvalidRunError(Exception):
 class InputTooLargeError(Exception):
     """An input would be too large with all its references resolved."""
 
+    def __init__(self, largest: int) -> None:
+        super().__init__(f"the resolved input has more than {largest} bytes; that many are allowed")
+
 
 class MissingOutputError(Exception):
     """A reference points at something that its node's output does not hold."""
@@ -251,7 +255,11 @@ def references(value: Json) -> Iterator[Reference]:
 
 
 def resolve(
-    value: Json, outputs: Mapping[str, Json], discarded: Collection[str] = (), largest: int = INLINE.input
+    value: Json,
+    outputs: Mapping[str, Json],
+    discarded: Collection[str] = (),
+    largest: int = INLINE.input,
+    places: Mapping[str, Mapping[str, Json]] = MappingProxyType({}),
 ) -> Json:
     """Puts outputs in the place of references.
 
@@ -260,43 +268,45 @@ def resolve(
         outputs: The output of every node that it refers to.
         discarded: The nodes whose references stand for null.
         largest: How many bytes it may come to.
+        places: By node and pointer, what is in outputs that are not at hand as a whole.
 
     Raises:
         MissingOutputError: a pointer points at nothing.
         InputTooLargeError: it is never built then.
     """
-    _check_size(value, outputs, discarded, largest)
-    return _resolved(value, outputs, discarded)
+
+    def found(node: str, pointer: str) -> Json:
+        if node in discarded:
+            return None
+        try:
+            return places[node][pointer] if node in places else at_pointer(outputs[node], pointer)
+        except LookupError as error:
+            raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
+
+    _check_size(value, found, largest)
+    return _resolved(value, found)
 
 
-def _check_size(value: Json, outputs: Mapping[str, Json], discarded: Collection[str], largest: int) -> None:
+def _check_size(value: Json, found: Callable[[str, str], Json], largest: int) -> None:
     sizes: dict[tuple[str, str], int] = {}
     total = own = json_size(value)
     for reference in references(value):
-        if reference.node in discarded:
-            continue
         key = (reference.node, reference.pointer)
         if key not in sizes:
-            sizes[key] = json_size(_resolved({"$output": key[0], "pointer": key[1]}, outputs, discarded))
+            sizes[key] = json_size(found(*key))
         total += sizes[key]
         if total > largest + own:
-            raise InputTooLargeError(f"the resolved input has more than {largest} bytes; that many are allowed")
+            raise InputTooLargeError(largest)
 
 
-def _resolved(value: Json, outputs: Mapping[str, Json], discarded: Collection[str]) -> Json:
+def _resolved(value: Json, found: Callable[[str, str], Json]) -> Json:
     if isinstance(value, list):
-        return [_resolved(item, outputs, discarded) for item in value]
+        return [_resolved(item, found) for item in value]
     if not isinstance(value, dict):
         return value
     if "$output" not in value:
-        return {key: _resolved(item, outputs, discarded) for key, item in value.items()}
-    node, pointer = str(value["$output"]), str(value.get("pointer", ""))
-    if node in discarded:
-        return None
-    try:
-        return at_pointer(outputs[node], pointer)
-    except LookupError as error:
-        raise MissingOutputError(f"the output of {node!r} has nothing at {pointer!r}") from error
+        return {key: _resolved(item, found) for key, item in value.items()}
+    return found(str(value["$output"]), str(value.get("pointer", "")))
 
 
 def parse_run(run_id: str, payloads: list[Json], limits: Limits = INLINE) -> RunSpec:

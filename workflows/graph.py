@@ -119,12 +119,14 @@ class Graph:
         """The nodes that have been started, and have not ended."""
         return [name for name, state in self._states.items() if state.status in _OPEN]
 
-    def to_fetch(self, name: str) -> list[str]:
-        """The nodes whose outputs a ready node's input needs, and which have to be fetched first."""
-        if not self._elsewhere:
-            return []
-        referred = dict.fromkeys(reference.node for reference in references(self._specs[name].input))
-        return [upstream for upstream in referred if upstream in self._elsewhere]
+    def to_fetch(self, name: str) -> dict[str, list[str]]:
+        """What a ready node's input needs of outputs that have to be fetched first: by node, the places in it."""
+        pointers: dict[str, list[str]] = {}
+        if self._elsewhere:
+            for reference in references(self._specs[name].input):
+                if reference.node in self._elsewhere:
+                    pointers.setdefault(reference.node, []).append(reference.pointer)
+        return pointers
 
     def sinks_to_fetch(self) -> list[str]:
         """The sinks that succeeded whose output has to be fetched."""
@@ -146,15 +148,22 @@ class Graph:
         """The nodes whose output is needed, too, and has to be fetched."""
         return self._elsewhere.keys()
 
-    def input_of(self, name: str, largest: int = INLINE.input) -> Json:
+    def input_of(
+        self, name: str, largest: int = INLINE.input, fetched: Mapping[str, Mapping[str, Json]] | None = None
+    ) -> Json:
         """A ready node's input with every reference resolved.
+
+        Args:
+            name: The node.
+            largest: How many bytes it may have.
+            fetched: Of outputs that are elsewhere, what is at the places that it refers to.
 
         Raises:
             MissingOutputError: an output does not hold what is referred to.
             InputTooLargeError: it would have more bytes than ``largest``.
         """
         discarded = [up for up in self._upstream[name] if self._states[up].status is NodeStatus.DISCARDED]
-        return resolve(self._specs[name].input, self._outputs, discarded, largest)
+        return resolve(self._specs[name].input, self._outputs, discarded, largest, fetched or {})
 
     def start(self, name: str, state: NodeState) -> None:
         """A ready node is starting."""

@@ -70,6 +70,8 @@ with workflow.unsafe.imports_passed_through():
 __all__ = ["Run"]
 
 NodeHandle = workflow.ChildWorkflowHandle[Any, NodeResult]
+_Fetched = dict[str, dict[str, Json]]
+"""By node and pointer, what is in outputs of earlier executions."""
 
 _MAX_REVOCATIONS: Final = 100
 """Every node carries them."""
@@ -229,9 +231,9 @@ class Run:
                 and self._left_at_once >= 0
                 and (name := self._graph.next_ready()) is not None
             ):
-                await self._fetch(self._graph.to_fetch(name))
+                fetched = await self._fetch(name)
                 at_once = self._may_call_at_once(name)
-                node = self._node_input(name, self._committed_at if at_once else workflow.now())
+                node = self._node_input(name, self._committed_at if at_once else workflow.now(), fetched)
                 size = json_size(node.input)
                 self._taken += size
                 if not at_once:
@@ -341,19 +343,30 @@ class Run:
         told = self._told - self._reports.keys()
         workflow.continue_as_new(args=[self._payloads[0], progress.with_nodes(self._graph.states, told, elsewhere)])
 
-    async def _fetch(self, names: list[str]) -> None:
-        """Brings outputs back that this execution does not carry."""
-        while names:
-            found = await self._read_outputs(names)
-            for name, output in found.items():
-                self._taken += json_size(output)
-                self._graph.fetched(name, output)
-            names = [name for name in names if name not in found] if found else []
+    async def _fetch(self, name: str) -> _Fetched | None:
+        """Brings back what a node's input needs of outputs that this execution does not carry; None: it is too much.
 
-    async def _read_outputs(self, names: list[str]) -> dict[str, Json]:
+        Of large ones only the places that are referred to, by node; smaller ones are at hand from then on.
+        """
+        pointers = self._graph.to_fetch(name)
+        fetched: _Fetched = {}
+        left = self._limits.input
+        while pointers and left >= 0:
+            found = await self._read_outputs(pointers)
+            for upstream, places in found.items():
+                self._taken += sum(map(json_size, places.values()))
+                left -= sum(json_size(places[pointer]) for pointer in pointers[upstream] if pointer in places)
+                if "" in places:
+                    self._graph.fetched(upstream, places[""])
+                else:
+                    fetched[upstream] = places
+            pointers = {upstream: pointers[upstream] for upstream in pointers if upstream not in found} if found else {}
+        return fetched if left >= 0 else None
+
+    async def _read_outputs(self, pointers: dict[str, list[str]]) -> _Fetched:
         return await workflow.execute_activity(
             stubs.read_outputs,
-            OutputsRequest(run_id=self._run_id, node_ids=names),
+            OutputsRequest(run_id=self._run_id, pointers=pointers),
             # A run's own calls have the names of their nodes; no node has such a name.
             activity_id=f"read_outputs/{next(self._numbers)}",
             start_to_close_timeout=COMMIT_TIMEOUT,
@@ -373,12 +386,14 @@ class Run:
             self._bug = bug
         self._progressed = True
 
-    def _node_input(self, name: str, begun_at: datetime) -> NodeInput:
+    def _node_input(self, name: str, begun_at: datetime, fetched: _Fetched | None) -> NodeInput:
         node = self._graph.spec(name)
         value: Json = None
         refusal = None
         try:
-            value = self._graph.input_of(name, self._limits.input)
+            if fetched is None:
+                raise InputTooLargeError(self._limits.input)
+            value = self._graph.input_of(name, self._limits.input, fetched)
         except MissingOutputError as error:
             value = node.input
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.OUTPUT_MISSING, message=str(error))
@@ -422,9 +437,8 @@ class Run:
         if node is None:
             report = await self._attach(name)
             if report is None:
-                await self._fetch(self._graph.to_fetch(name))
                 # It was begun at some time since.
-                node = self._node_input(name, self._admitted_at)
+                node = self._node_input(name, self._admitted_at, await self._fetch(name))
         elif (
             self._spec.node_mode == "fast" and node.refusal is None and not (self._is_revoked(node) or self._cancelling)
         ):
@@ -661,7 +675,7 @@ class Run:
             batch = [name for name in names if name in left and not left.intersection(self._graph.upstream(name))]
             left.difference_update(batch)
             for name in batch:
-                node = self._node_input(name, self._admitted_at)
+                node = self._node_input(name, self._admitted_at, await self._fetch(name))
                 await self._make_room(json_size(node.input))
                 self._graph.change(name, self._at_work(name))
                 self._begin_driving(name, node)
@@ -700,7 +714,8 @@ class Run:
                 # What does not fit any more is not fetched either.
                 omitted += names
                 break
-            found = await self._read_outputs(names)
+            read = await self._read_outputs({name: [""] for name in names})
+            found = {name: places[""] for name, places in read.items()}
             if not found:
                 omitted += names
                 break

@@ -143,6 +143,39 @@ async def test_a_run_that_has_taken_in_too_much_to_be_replayed_continues_as_new(
     assert len(await large.tools.calls(large.unique("make"))) == enough + 2
 
 
+async def test_of_large_outputs_of_earlier_executions_only_what_is_referred_to_is_read(large: Bench) -> None:
+    made = {"label": "made", "text": "x" * 7_000_000}
+    count = 2 * BY_REFERENCE.taken // len(made["text"])
+    await large.tool("make", [{"body": made}], max_response_bytes=8 << 20, timeout="60s")
+    await large.tool("take")
+    makers = [f"n{number}" for number in range(count)]
+    async with large.worker():
+        run = await large.start(
+            *({"id": name, "tool": "make", "input": {}} for name in makers),
+            {"id": "all", "tool": "take", "after": makers, "input": {}},
+            {
+                "id": "labels",
+                "tool": "take",
+                "after": ["all"],
+                "input": {"of": [{"$output": name, "pointer": "/label"} for name in makers]},
+            },
+            {"id": "texts", "tool": "take", "after": ["all"], "input": {"of": [{"$output": name} for name in makers]}},
+        )
+        entry = await large.parked(run, "texts")
+        assert (entry.error.category, entry.error.code) == ("INVALID_INPUT", "input_too_large")
+        await large.decide(run, "texts", "resolve", output=None)
+        assert (await run.result())["counts"] == {"SUCCEEDED": count + 3}
+        history = await run.fetch_history()
+    labels = next(call.body for call in await large.tools.calls(large.unique("take")) if call.body)
+    assert labels == {"of": ["made"] * count}
+    read = [
+        json.loads(event.activity_task_completed_event_attributes.result.payloads[0].data)
+        for event in history.events
+        if event.HasField("activity_task_completed_event_attributes")
+    ]
+    assert {name: {"/label": "made"} for name in makers} in read
+
+
 async def test_a_dead_letter_with_a_large_input_begins_a_new_history_before_it_is_slow_to_replay(large: Bench) -> None:
     await large.tool("no", [{"status": 403}, {}])
     async with large.worker():

@@ -357,15 +357,16 @@ def test_an_output_that_is_elsewhere_is_asked_for_by_whoever_refers_to_it_and_dr
     done = NodeState(status=NodeStatus.SUCCEEDED)
     specs = [
         spec("a", []),
-        NodeSpec(id="b", tool="t", input={"of": {"$output": "a"}}),
+        NodeSpec(id="b", tool="t", input={"of": {"$output": "a"}, "x": {"$output": "a", "pointer": "/x"}}),
         spec("c", ["a"]),
         spec("sink", []),
     ]
     pending = NodeState(status=NodeStatus.PENDING)
     run = Graph(specs, {"a": done, "b": pending, "c": pending, "sink": done}, {}, ["a", "sink"])
-    assert (run.to_fetch("b"), run.to_fetch("c"), run.sinks_to_fetch()) == (["a"], [], ["sink"])
-    run.fetched("a", 1)
-    assert run.input_of("b") == {"of": 1}
+    assert (run.to_fetch("b"), run.to_fetch("c"), run.sinks_to_fetch()) == ({"a": ["", "/x"]}, {}, ["sink"])
+    assert run.input_of("b", fetched={"a": {"": 1, "/x": 2}}) == {"of": 1, "x": 2}
+    run.fetched("a", {"x": 2})
+    assert run.input_of("b") == {"of": {"x": 2}, "x": 2}
     assert ready(run) == ["b", "c"]
     end(run, "b", "c")
     assert (dict(run.needed), list(run.elsewhere)) == ({"b": None, "c": None}, ["sink"])
