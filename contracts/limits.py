@@ -49,7 +49,7 @@ BY_REFERENCE: Final = Limits(
     output=8 * _MIB,
     run_outputs=8 * _MIB,
     at_once=16 * _MIB,
-    taken=16 * _MIB,
+    taken=8 * _MIB,
 )
 """With an external storage. What ends here is not Temporal's room but its time: a run reads, checks and writes 6.6 MiB
 of small records (1.2 million values) in one second of CPU, and all that one execution takes in has to be read again
