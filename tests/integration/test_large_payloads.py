@@ -167,11 +167,10 @@ async def test_of_large_outputs_of_earlier_executions_only_what_is_referred_to_i
         assert (await run.result())["counts"] == {"SUCCEEDED": count + 3}
     labels = next(call.body for call in await large.tools.calls(large.unique("take")) if call.body)
     assert labels == {"of": ["made"] * count}
-    read = {
-        name for answer in await read_back(large.client, run) for name in answer if answer[name] == {"/label": "made"}
-    }
-    # The last of them had come in this execution.
-    assert read >= set(makers[:-1])
+    answers = await read_back(large.client, run)
+    read = {name for answer in answers for name, places in answer.items() if places == {"/label": "made"}}
+    # One of them may have been at hand.
+    assert len(read) >= count - 1
 
 
 async def read_back(client: Client, run: Run) -> list[dict[str, Any]]:
