@@ -102,7 +102,10 @@ async def query(client: Client, execution: Execution, name: str, *arguments: Jso
         if error.status in TOOK_TOO_LONG:
             raise no_answer(execution) from error
         if error.status is RPCStatusCode.FAILED_PRECONDITION:
-            raise NoAnswerError(f"{execution.workflow_id} cannot be asked now: {error.message}") from error
+            raise NoAnswerError(
+                f"{execution.workflow_id} cannot be asked now: {error.message} The log of the worker on task queue "
+                f"{execution.task_queue!r} says why, and so does the workflow's history"
+            ) from error
         raise
     except WorkflowQueryFailedError as error:
         raise NoAnswerError(f"{execution.workflow_id} cannot be asked: {error.message}") from error
