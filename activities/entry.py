@@ -78,7 +78,8 @@ class Gate:
         async with self._turns:
             now = boot_seconds()
             start = max(self._free_at, now)
-            await asyncio.sleep(start - now)
+            if start > now:
+                await asyncio.sleep(start - now)
             # Who woke late is followed at once, but by one alone.
             self._free_at = max(start + self.interval.total_seconds(), boot_seconds())
 

@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from temporalio import activity
 
 from activities.context import Context
+from activities.threads import look_into
 from contracts.base import Json
 from contracts.canonical import json_size
 from contracts.dispatch import OutputsRequest
-from contracts.limits import INLINE
+from contracts.limits import BY_REFERENCE, INLINE
 from contracts.pointers import at_pointer
 
 __all__ = ["ReadOutputs"]
+
+_SMALL: Final = 16 * 1024
+"""Bytes of an output that is answered as a whole, for others that may need it as well."""
 
 
 class ReadOutputs:
@@ -28,25 +33,34 @@ class ReadOutputs:
         A node that the ledger does not know to have ended is left out, and a place that is not in its output.
         """
         found: dict[str, dict[str, Json]] = {}
-        left = INLINE.run_outputs
+        # Of large outputs little may be answered, but reading them takes as long.
+        left, to_read = INLINE.run_outputs, BY_REFERENCE.output
         for node_id, pointers in request.pointers.items():
             node = await self._context.ledger.node(request.run_id, node_id)
             if node is None or node.end is None:
                 continue
-            places = _places(node.output, pointers)
-            left -= sum(map(json_size, places.values()))
+            size = await look_into(node.output, json_size, node.output)
+            if size <= _SMALL or "" in pointers:
+                places, answered = {"": node.output}, size
+            else:
+                places, answered = await look_into(node.output, self._places, node.output, pointers)
+            left -= answered
             if found and left < 0:
                 break
             found[node_id] = places
+            to_read -= size
+            if to_read < 0:
+                break
         return found
 
-
-def _places(output: Json, pointers: Sequence[str]) -> dict[str, Json]:
-    """What is at these places; all of an output, which others may need as well, unless it is a large one."""
-    if "" in pointers or not INLINE.is_large(json_size(output)):
-        return {"": output}
-    places: dict[str, Json] = {}
-    for pointer in pointers:
-        with suppress(LookupError):
-            places[pointer] = at_pointer(output, pointer)
-    return places
+    def _places(self, output: Json, pointers: Sequence[str]) -> tuple[dict[str, Json], int]:
+        """What is at these places, and its bytes; no more than one place beyond what an input may have."""
+        places: dict[str, Json] = {}
+        size = 0
+        for pointer in pointers:
+            if size > self._context.limits.input:
+                break
+            with suppress(LookupError):
+                places[pointer] = at_pointer(output, pointer)
+                size += json_size(places[pointer])
+        return places, size

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from graphlib import TopologicalSorter
+from types import MappingProxyType
+from typing import Final
 
 from contracts.base import Json
 from contracts.limits import INLINE
@@ -12,6 +14,7 @@ __all__ = ["Graph"]
 
 _FAILED = (NodeStatus.DISCARDED, NodeStatus.SKIPPED, NodeStatus.CANCELLED)
 _OPEN = (NodeStatus.RUNNING, NodeStatus.DEAD_LETTERED)
+_SHARED: Final = 10
 
 
 class Graph:
@@ -121,12 +124,16 @@ class Graph:
 
     def to_fetch(self, name: str) -> dict[str, list[str]]:
         """What a ready node's input needs of outputs that have to be fetched first: by node, the places in it."""
-        pointers: dict[str, list[str]] = {}
+        pointers: dict[str, dict[str, None]] = {}
         if self._elsewhere:
             for reference in references(self._specs[name].input):
                 if reference.node in self._elsewhere:
-                    pointers.setdefault(reference.node, []).append(reference.pointer)
-        return pointers
+                    pointers.setdefault(reference.node, {})[reference.pointer] = None
+        return {upstream: list(places) for upstream, places in pointers.items()}
+
+    def is_shared(self, name: str) -> bool:
+        """Whether so many still need a node's output that it is worth keeping as a whole."""
+        return self._needed_by[name] >= _SHARED
 
     def sinks_to_fetch(self) -> list[str]:
         """The sinks that succeeded whose output has to be fetched."""
@@ -149,21 +156,21 @@ class Graph:
         return self._elsewhere.keys()
 
     def input_of(
-        self, name: str, largest: int = INLINE.input, fetched: Mapping[str, Mapping[str, Json]] | None = None
+        self, name: str, largest: int = INLINE.input, places: Mapping[str, Mapping[str, Json]] = MappingProxyType({})
     ) -> Json:
         """A ready node's input with every reference resolved.
 
         Args:
             name: The node.
             largest: How many bytes it may have.
-            fetched: Of outputs that are elsewhere, what is at the places that it refers to.
+            places: By node and pointer, what it refers to in outputs that are elsewhere.
 
         Raises:
             MissingOutputError: an output does not hold what is referred to.
             InputTooLargeError: it would have more bytes than ``largest``.
         """
         discarded = [up for up in self._upstream[name] if self._states[up].status is NodeStatus.DISCARDED]
-        return resolve(self._specs[name].input, self._outputs, discarded, largest, fetched or {})
+        return resolve(self._specs[name].input, self._outputs, discarded, largest, places)
 
     def start(self, name: str, state: NodeState) -> None:
         """A ready node is starting."""

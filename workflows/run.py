@@ -70,7 +70,7 @@ with workflow.unsafe.imports_passed_through():
 __all__ = ["Run"]
 
 NodeHandle = workflow.ChildWorkflowHandle[Any, NodeResult]
-_Fetched = dict[str, dict[str, Json]]
+_Places = dict[str, dict[str, Json]]
 """By node and pointer, what is in outputs of earlier executions."""
 
 _MAX_REVOCATIONS: Final = 100
@@ -231,9 +231,9 @@ class Run:
                 and self._left_at_once >= 0
                 and (name := self._graph.next_ready()) is not None
             ):
-                fetched = await self._fetch(name)
+                places = await self._fetch(name)
                 at_once = self._may_call_at_once(name)
-                node = self._node_input(name, self._committed_at if at_once else workflow.now(), fetched)
+                node = self._node_input(name, self._committed_at if at_once else workflow.now(), places)
                 size = json_size(node.input)
                 self._taken += size
                 if not at_once:
@@ -343,27 +343,32 @@ class Run:
         told = self._told - self._reports.keys()
         workflow.continue_as_new(args=[self._payloads[0], progress.with_nodes(self._graph.states, told, elsewhere)])
 
-    async def _fetch(self, name: str) -> _Fetched | None:
+    async def _fetch(self, name: str) -> _Places | None:
         """Brings back what a node's input needs of outputs that this execution does not carry; None: it is too much.
 
-        Of large ones only the places that are referred to, by node; smaller ones are at hand from then on.
+        Of large ones only the places that are referred to, unless many others need them as well and there is room:
+        those are at hand from then on, as small ones are.
         """
         pointers = self._graph.to_fetch(name)
-        fetched: _Fetched = {}
+        fetched: _Places = {}
         left = self._limits.input
         while pointers and left >= 0:
-            found = await self._read_outputs(pointers)
-            for upstream, places in found.items():
-                self._taken += sum(map(json_size, places.values()))
-                left -= sum(json_size(places[pointer]) for pointer in pointers[upstream] if pointer in places)
+            room = not self._is_long()
+            found = await self._read_outputs(
+                {node: [""] if room and self._graph.is_shared(node) else wanted for node, wanted in pointers.items()}
+            )
+            for node, places in found.items():
+                sizes = {pointer: json_size(value) for pointer, value in places.items()}
+                self._taken += sum(sizes.values())
+                left -= sum(sizes.get(pointer, 0) for pointer in pointers[node])
                 if "" in places:
-                    self._graph.fetched(upstream, places[""])
+                    self._graph.fetched(node, places[""])
                 else:
-                    fetched[upstream] = places
-            pointers = {upstream: pointers[upstream] for upstream in pointers if upstream not in found} if found else {}
+                    fetched[node] = places
+            pointers = {node: wanted for node, wanted in pointers.items() if node not in found} if found else {}
         return fetched if left >= 0 else None
 
-    async def _read_outputs(self, pointers: dict[str, list[str]]) -> _Fetched:
+    async def _read_outputs(self, pointers: dict[str, list[str]]) -> _Places:
         return await workflow.execute_activity(
             stubs.read_outputs,
             OutputsRequest(run_id=self._run_id, pointers=pointers),
@@ -386,14 +391,14 @@ class Run:
             self._bug = bug
         self._progressed = True
 
-    def _node_input(self, name: str, begun_at: datetime, fetched: _Fetched | None) -> NodeInput:
+    def _node_input(self, name: str, begun_at: datetime, places: _Places | None) -> NodeInput:
         node = self._graph.spec(name)
         value: Json = None
         refusal = None
         try:
-            if fetched is None:
+            if places is None:
                 raise InputTooLargeError(self._limits.input)
-            value = self._graph.input_of(name, self._limits.input, fetched)
+            value = self._graph.input_of(name, self._limits.input, places)
         except MissingOutputError as error:
             value = node.input
             refusal = Refusal(category=Category.INVALID_INPUT, code=Code.OUTPUT_MISSING, message=str(error))

@@ -207,6 +207,20 @@ async def test_a_call_that_is_answered_at_once_costs_the_server_no_task_of_its_o
     assert await events(run, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED) == 0
 
 
+async def test_the_history_of_a_fast_run_names_the_node_and_the_tool_of_each_call(bench: Bench) -> None:
+    gate = bench.unique("gate")
+    quick, slow = await bench.tool("quick", [{}]), await bench.tool("slow", [{"gate": gate}], timeout=GATED)
+    async with bench.worker():
+        run = await start(bench, node("a", "quick"), node("b", "slow"))
+        await dispatched(bench, run, "b")
+        await bench.tools.open_gate(gate)
+        await run.result()
+    said = [event.user_metadata.summary.data.decode() async for event in run.fetch_history_events()]
+    assert said.count(f'"a: {quick}"') >= 1
+    # Within the workflow task, and then as an activity.
+    assert said.count(f'"b: {slow}"') == 2
+
+
 async def test_a_call_that_takes_longer_goes_on_as_an_activity_and_is_not_repeated(bench: Bench) -> None:
     gate = bench.unique("gate")
     await bench.tool("slow", [{"gate": gate, "body": {"id": "s-1"}}], timeout=GATED)

@@ -173,6 +173,33 @@ async def test_of_large_outputs_of_earlier_executions_only_what_is_referred_to_i
     assert len(read) >= count - 1
 
 
+async def test_a_large_output_that_many_refer_to_is_read_once(large: Bench) -> None:
+    count = 12
+    item = "x" * 20_000
+    made = {"items": [item] * count, "rest": "x" * 6_700_000}
+    await large.tool("make", [{"body": made}], max_response_bytes=8 << 20, timeout="60s")
+    await large.tool("take")
+    async with large.worker():
+        run = await large.start(
+            {"id": "list", "tool": "make", "input": {}},
+            {"id": "more", "tool": "make", "input": {}},
+            *(
+                {
+                    "id": f"n{number}",
+                    "tool": "take",
+                    "after": ["more"],
+                    "input": {"item": {"$output": "list", "pointer": f"/items/{number}"}},
+                }
+                for number in range(count)
+            ),
+        )
+        assert (await run.result())["counts"] == {"SUCCEEDED": count + 2}
+        assert (await run.describe()).run_id != run.first_execution_run_id
+    taken = await large.tools.calls(large.unique("take"))
+    assert [call.body for call in taken] == [{"item": item}] * count
+    assert len(await read_back(large.client, run)) == 1
+
+
 async def read_back(client: Client, run: Run) -> list[dict[str, Any]]:
     """What `read_outputs` has answered to each execution of a run; of what is kept elsewhere, its reference."""
     answers: list[dict[str, Any]] = []

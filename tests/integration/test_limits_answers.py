@@ -15,7 +15,7 @@ from tests.integration.raw_server import Answering, RawServer, for_ever, head, s
 from tests.lab import Bench
 from tests.worker_process import WorkerProcess
 
-# Megabytes, which a workflow task has two seconds for.
+# Megabytes, which a workflow task has seconds for.
 pytestmark = pytest.mark.exhaustive
 
 Run = WorkflowHandle[Any, Any]

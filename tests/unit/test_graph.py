@@ -364,7 +364,7 @@ def test_an_output_that_is_elsewhere_is_asked_for_by_whoever_refers_to_it_and_dr
     pending = NodeState(status=NodeStatus.PENDING)
     run = Graph(specs, {"a": done, "b": pending, "c": pending, "sink": done}, {}, ["a", "sink"])
     assert (run.to_fetch("b"), run.to_fetch("c"), run.sinks_to_fetch()) == ({"a": ["", "/x"]}, {}, ["sink"])
-    assert run.input_of("b", fetched={"a": {"": 1, "/x": 2}}) == {"of": 1, "x": 2}
+    assert run.input_of("b", places={"a": {"": 1, "/x": 2}}) == {"of": 1, "x": 2}
     run.fetched("a", {"x": 2})
     assert run.input_of("b") == {"of": {"x": 2}, "x": 2}
     assert ready(run) == ["b", "c"]
