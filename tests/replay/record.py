@@ -64,9 +64,15 @@ _TOOLS: Final[Mapping[str, dict[str, Any]]] = {
     "fast": {"steps": [{}]},
     "fast-refused": {"steps": [{"status": 403}, {}]},
     "step": {"steps": [{}]},
+    # More than a run carries along.
+    "large": {"steps": [{"body": {"id": "l-1", "text": "x" * 400_000}}]},
+    "takes": {"steps": [{}]},
     "refused-workflow": {"steps": [{"status": 403}, {}]},
     "refused-fast": {"steps": [{"status": 403}, {}]},
 }
+
+_STEPS: Final = {"workflow": 15, "fast": 80}
+"""What makes a run long: a step is a workflow with its events, or one event."""
 
 _numbers = itertools.count(1)
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -322,9 +328,12 @@ async def _fast(bench: Bench) -> Recorded:
 
 
 async def _continued(bench: Bench, mode: str) -> Handle:
+    steps = _STEPS[mode]
     run = await bench.start(
         {"id": "parked", "tool": f"refused-{mode}"},
-        *({"id": f"n{n}", "tool": "step", "after": [f"n{n - 1}"] if n else []} for n in range(15)),
+        {"id": "large", "tool": "large"},
+        *({"id": f"n{n}", "tool": "step", "after": [f"n{n - 1}"] if n else []} for n in range(steps)),
+        {"id": "takes", "tool": "takes", "after": ["parked"], "input": {"of": {"$output": "large", "pointer": "/id"}}},
         run_id=f"run-continued-{mode}",
         node_mode=mode,
         max_parallel=2,
